@@ -1,0 +1,44 @@
+# Everything a newcomer needs; each target makes its own .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-all lint bench docs clean
+
+help:
+	@echo "make demo      prune and restore the network that ships with the package"
+	@echo "make test      the fast tests (set-up included)"
+	@echo "make test-all  every test, those on real models and data too"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     the benchmarks, small settings"
+	@echo "make docs      the documentation site, warnings are errors"
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/lbyl demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/lenet_fashionmnist.py
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site dist build

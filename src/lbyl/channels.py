@@ -1,0 +1,219 @@
+"""Which positions of which tensors are one channel.
+
+What the design must satisfy: the answer is exact or "leave it alone", for any architecture. Every
+index of every parameter axis is an *atom*. Each value of the recorded run carries, for each of its
+entries, the atom that made it (a label); labels travel through data-moving calls by the very same
+call that moved the data. Where two channels meet entry by entry they are *tied*; where a channel
+is mixed with others in a way that cannot be undone it is *pinned*, with the reason. A channel of
+the network is then a connected set of atoms: it goes or stays as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lbyl.record import Call, Record
+
+FIXED = 0
+"""The label of entries that no prunable channel made: inputs, constants."""
+
+Axis = tuple[str, int]
+"""A parameter's name and one of its axes."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A convolution or linear layer: sums over input channels, makes new output channels."""
+
+    name: str  # the weight's module, or the weight itself where it stands alone
+    weight: str
+    bias: str | None
+    input_axis: int
+    output_axis: int
+    groups: int
+    kind: str  # "conv", "transposed" or "linear"
+    value_in: int
+    value_out: int
+    positions: int  # how often the weight is applied per example: MACs = positions × its size
+    call: Call = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A BatchNorm: names of its parameters, and the values it stands between."""
+
+    name: str
+    mean: str
+    var: str
+    weight: str | None
+    bias: str | None
+    eps: float
+    value_in: int
+    value_out: int
+
+
+class Atoms:
+    """Numbers the indices of parameter axes, and remembers ties and pins between them."""
+
+    def __init__(self) -> None:
+        self.axes: dict[Axis, Tensor] = {}
+        self.count = 1
+        self.reasons: dict[int, str] = {}
+        self._ties: list[Tensor] = []
+        self._added: list[Tensor] = []
+
+    def axis(self, name: str, axis: int, size: int) -> Tensor:
+        """The atoms along one axis of a parameter."""
+        if (name, axis) not in self.axes:
+            self.axes[name, axis] = torch.arange(self.count, self.count + size)
+            self.count += size
+        return self.axes[name, axis]
+
+    def tie(self, a: Tensor, b: Tensor, reason: str, added: bool = False) -> None:
+        """Atoms at equal places are one channel; what meets a fixed entry is pinned."""
+        pairs = torch.stack(torch.broadcast_tensors(a, b)).reshape(2, -1)
+        pairs = torch.unique(pairs[:, pairs[0] != pairs[1]], dim=1)
+        fixed = (pairs == FIXED).any(0)
+        self.pin(pairs[:, fixed], reason)
+        self._ties.append(pairs[:, ~fixed])
+        if added:
+            self._added.append(pairs[:, ~fixed].reshape(-1))
+
+    def pin(self, atoms: Tensor, reason: str) -> None:
+        """These atoms must stay; the first reason given is the one reported."""
+        for atom in torch.unique(atoms).tolist():
+            if atom != FIXED:
+                self.reasons.setdefault(atom, reason)
+
+    def classes(self) -> Tensor:
+        """For every atom the smallest atom it is tied to, directly or through others."""
+        root = torch.arange(self.count)
+        if not self._ties:
+            return root
+        a, b = torch.cat(self._ties, dim=1)
+        while True:
+            low = torch.minimum(root[a], root[b])
+            new = root.scatter_reduce(0, root[a], low, "amin").scatter_reduce(
+                0, root[b], low, "amin"
+            )
+            new = new[new]
+            if torch.equal(new, root):
+                return root
+            root = new
+
+    def added(self) -> Tensor:
+        """Atoms that an addition tied to other atoms: residual streams."""
+        return torch.unique(torch.cat(self._added)) if self._added else torch.empty(0).long()
+
+
+@dataclass
+class Flow:
+    """Labels of every value while the recorded calls are followed in order."""
+
+    record: Record
+    atoms: Atoms = field(default_factory=Atoms)
+    labels: dict[int, Tensor] = field(default_factory=dict)
+    contractions: list[Contraction] = field(default_factory=list)
+    norms: list[Norm] = field(default_factory=list)
+    grouped_norms: dict[str, int] = field(default_factory=dict)  # module → channels per group
+    fixed_macs: int = 0  # of products between activations, which pruning here never changes
+
+    def shape(self, value: int) -> torch.Size:
+        return self.record.shapes[value]
+
+    @cached_property
+    def users(self) -> dict[int, list[tuple[int, Call]]]:
+        """For every value the calls that read it, each with its place in the record."""
+        users: dict[int, list[tuple[int, Call]]] = {}
+        for place, call in enumerate(self.record.calls):
+            for value in dict.fromkeys(call.inputs):
+                users.setdefault(value, []).append((place, call))
+        return users
+
+    def of(self, value: int) -> Tensor:
+        """The labels of a value; parameters are labelled along their only long axis."""
+        if value not in self.labels:
+            self.labels[value] = self._initial(value)
+        return self.labels[value]
+
+    def _initial(self, value: int) -> Tensor:
+        shape = self.shape(value)
+        name = self.record.parameters.get(value)
+        long_axes = [d for d, size in enumerate(shape) if size > 1]
+        if name is not None and len(long_axes) == 1:
+            return self.along(self.atoms.axis(name, long_axes[0], shape[long_axes[0]]), value)
+        return torch.tensor(FIXED).expand(shape)
+
+    def along(self, atoms: Tensor, value: int, dim: int | None = None) -> Tensor:
+        """Atoms laid along one dimension of a value (its only long one), constant elsewhere."""
+        shape = self.shape(value)
+        if dim is None:
+            dim = next(d for d, size in enumerate(shape) if size > 1)
+        view = [1] * len(shape)
+        view[dim] = -1
+        return atoms.reshape(view).expand(shape)
+
+    def vector(self, value: int, dim: int, reason: str) -> Tensor:
+        """The labels along `dim`; pinned and fixed where they differ elsewhere too."""
+        labels = self.of(value)
+        dim %= labels.dim()
+        others = [d for d in varying(labels) if d != dim]
+        if others:
+            self.atoms.pin(labels, reason)
+            return torch.full((labels.shape[dim],), FIXED)
+        return select_first(labels, dim)
+
+    def parameter_axis(self, value: int, axis: int) -> Tensor | None:
+        """The atoms of an axis of a parameter, None where the value is computed."""
+        name = self.record.parameters.get(value)
+        return None if name is None else self.atoms.axis(name, axis, self.shape(value)[axis])
+
+    def pin_all(self, values: Iterable[int], reason: str) -> None:
+        """Pin whatever these values are made of, parameters with all their axes."""
+        for value in values:
+            name = self.record.parameters.get(value)
+            if name is not None:
+                for axis, size in enumerate(self.shape(value)):
+                    self.atoms.pin(self.atoms.axis(name, axis, size), reason)
+            else:
+                self.atoms.pin(self.of(value), reason)
+
+
+def varying(labels: Tensor) -> list[int]:
+    """The dimensions along which labels change."""
+    return [
+        d
+        for d, size in enumerate(labels.shape)
+        if size > 1
+        and labels.stride(d) != 0
+        and bool((_drop_constant(labels, d) != _drop_constant(labels.narrow(d, 0, 1), d)).any())
+    ]
+
+
+def _drop_constant(labels: Tensor, keep: int) -> Tensor:
+    """One entry along each dimension that is constant by its stride, to compare less."""
+    for d in range(labels.dim()):
+        if d != keep and labels.shape[d] > 1 and labels.stride(d) == 0:
+            labels = labels.narrow(d, 0, 1)
+    return labels
+
+
+def select_first(labels: Tensor, dim: int) -> Tensor:
+    """The labels along `dim` at the first place of all other dimensions."""
+    index: list[int | slice] = [0] * labels.dim()
+    index[dim] = slice(None)
+    return labels[tuple(index)]
+
+
+def compact(labels: Tensor) -> Tensor:
+    """Equal labels in a form that stores nothing along constant dimensions."""
+    changing = varying(labels)
+    for d in range(labels.dim()):
+        if d not in changing:
+            labels = labels.narrow(d, 0, min(1, labels.shape[d]))
+    return labels

@@ -1,0 +1,316 @@
+"""One run of a network, written down: which function was called on which tensors.
+
+What the design must satisfy: any `forward` that runs can be recorded (modules, functional calls,
+methods, in-place operations alike), nothing is executed for real where fake tensors suffice, and
+the network is not changed. So the recorder listens to torch's function calls instead of
+transforming code. What it cannot hear (scripted functions) it notices one level lower and marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from lbyl.exceptions import LbylError
+
+Inputs = Any
+"""Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor in a recorded call: the value's number in the record."""
+
+    value: int
+
+
+@dataclass
+class Call:
+    """One function call: `args` and `kwargs` hold a Ref wherever a tensor stood."""
+
+    function: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[int]
+    outputs: list[int]
+    module: str
+    trusted: bool = True  # False where it read memory that an in-place call had changed
+
+    @property
+    def op(self) -> str:
+        """The bare name of the function: `conv2d`, `add`, `__getitem__`."""
+        return self.name.rsplit(".", 1)[-1]
+
+
+@dataclass
+class Record:
+    """The calls of one run, the shape of every value, and which values are parameters."""
+
+    calls: list[Call] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
+    floating: list[bool] = field(default_factory=list)
+    parameters: dict[int, str] = field(default_factory=dict)
+    outputs: list[int] = field(default_factory=list)
+    unheard: set[int] = field(default_factory=set)
+    stale: set[int] = field(default_factory=set)
+    alive: list[Tensor] = field(default_factory=list, repr=False)
+
+
+# Reads of a tensor's description: they move no data, so nothing follows from them.
+_DESCRIPTIONS = {
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "data_ptr",
+    "__len__",
+    "get_device",
+    "is_contiguous",
+    "element_size",
+    "storage_offset",
+    "requires_grad_",
+    "register_hook",
+    "has_torch_function",
+    "nelement",
+    "is_inference",
+    "_is_view",
+}
+
+
+class Recorder(TorchFunctionMode):
+    """Writes every torch function call into a `Record`."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.record = Record()
+        self.names = names  # id of a parameter or buffer → its name in the model
+        self.depth = 0
+        self.modules: list[str] = [""]
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, list[int]] = {}
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of the value this tensor now holds, a new one at its first sight."""
+        key = id(tensor)
+        if key not in self._numbers:
+            self._assign(tensor)
+            if key in self.names:
+                self.record.parameters[self._numbers[key]] = self.names[key]
+        return self._numbers[key]
+
+    def _assign(self, tensor: Tensor) -> int:
+        record = self.record
+        value = len(record.shapes)
+        record.shapes.append(tensor.shape)
+        record.floating.append(tensor.dtype.is_floating_point)
+        record.alive.append(tensor)  # an id is only unique while its object lives
+        self._numbers[id(tensor)] = value
+        self._storages.setdefault(_storage(tensor), []).append(value)
+        return value
+
+    def _mutate(self, tensor: Tensor) -> None:
+        """An in-place call: the tensor is a new value, and other views of its memory are stale."""
+        old = self._storages.get(_storage(tensor), [])
+        self.record.stale.update(old)
+        self._assign(tensor)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        if name in _DESCRIPTIONS or (name == "__get__" and not _moves_data(func)):
+            return func(*args, **kwargs)
+        if name == "__get__":
+            name = resolve_name(func).split(".")[-2]
+        inputs = [self.number(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        spelled = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (args, kwargs))
+        self.depth += 1
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.depth -= 1
+        self._write(func, name, spelled, inputs, args, kwargs, result)
+        return result
+
+    def _write(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        spelled: Any,
+        inputs: list[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        trusted = not any(i in self.record.stale for i in inputs) and kwargs.get("out") is None
+        produced = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        if name == "__setitem__":
+            produced = [args[0]]
+        if _in_place(name, kwargs):
+            for tensor in produced:
+                self._mutate(tensor)
+        outputs = [self.number(x) for x in produced]
+        if inputs or outputs:
+            self.record.calls.append(
+                Call(func, name, *spelled, inputs, outputs, self.modules[-1], trusted)
+            )
+
+
+class _Eavesdropper(TorchDispatchMode):
+    """Marks tensors read or made outside any recorded call, as scripted functions do."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.recorder.depth == 0:
+            seen = tree_flatten((args, kwargs or {}, result))[0]
+            self.recorder.record.unheard.update(
+                self.recorder.number(x) for x in seen if isinstance(x, Tensor)
+            )
+        return result
+
+
+def _moves_data(func: Callable[..., Any]) -> bool:
+    """Whether a property access such as `x.T` gives a new tensor (unlike `x.shape`)."""
+    name = resolve_name(func) or ""
+    return name.split(".")[-2:-1] in (["T"], ["mT"], ["H"], ["mH"], ["data"], ["real"], ["imag"])
+
+
+def _in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
+    augmented = name.startswith("__i") and name not in ("__invert__", "__int__", "__index__")
+    method = name.endswith("_") and not name.endswith("__")
+    return method or augmented or name == "__setitem__" or bool(kwargs.get("inplace"))
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return -id(tensor)  # a tensor without storage shares it with nobody
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """id → name of every parameter and buffer; of tied ones the first name."""
+    names: dict[int, str] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        names.setdefault(id(tensor), name)
+    return names
+
+
+@contextmanager
+def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Keeps `recorder.modules` equal to the stack of running submodules."""
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        recorder.modules.append(names.get(id(module), recorder.modules[-1]))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        recorder.modules.pop()
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> Any:
+    """`model` applied to example inputs of any of the accepted forms."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _run(model: nn.Module, inputs: Inputs, fake: bool) -> Record:
+    recorder = Recorder(parameter_names(model))
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if fake:
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
+            stack.enter_context(mode)
+        stack.enter_context(_Eavesdropper(recorder))
+        stack.enter_context(_module_names(model, recorder))
+        stack.enter_context(recorder)
+        output = call_model(model, inputs)
+    recorder.record.outputs = [recorder.number(x) for x in _tensors(output)]
+    return recorder.record
+
+
+def _tensors(output: Any, depth: int = 4) -> list[Tensor]:
+    """Every tensor in a model's output, whatever containers or dataclasses hold it."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        parts = list(output.values())
+    elif isinstance(output, (list, tuple)):
+        parts = list(output)
+    else:
+        parts = list(getattr(output, "__dict__", {}).values())
+    return [x for part in parts for x in _tensors(part, depth - 1)] if depth else []
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode inside, every submodule's own mode back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def record(model: nn.Module, inputs: Inputs) -> Record:
+    """Run `model` once on `inputs` and return what it called.
+
+    Fake tensors carry shapes only, so this costs milliseconds whatever the size; a network whose
+    control flow looks at values is run for real instead.
+    """
+    with evaluation_mode(model):
+        try:
+            return _run(model, inputs, fake=True)
+        except Exception:
+            try:
+                return _run(model, inputs, fake=False)
+            except Exception as error:
+                raise LbylError(
+                    f"the model does not run on the example inputs ({_describe(inputs)}): {error}. "
+                    "Pass inputs as the model's forward takes them: a tensor, a tuple or a dict."
+                ) from error
+
+
+def _describe(inputs: Inputs) -> str:
+    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
+    return ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)

@@ -1,0 +1,67 @@
+"""`coreset`: channels drawn by their reach, the drawn ones weighted by how often they came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from lbyl.restore.base import Delivery, Method, methods
+
+if TYPE_CHECKING:
+    from lbyl.statistics import Statistics
+    from lbyl.weights import UnitWeights
+
+
+@methods.register("coreset")
+@dataclass(frozen=True)
+class Coreset(Method):
+    """Draw with probability ∝ max_o|V[o, i]| · ‖f_i‖ until enough distinct channels are drawn.
+
+    It chooses the channels itself, so a criterion has no say. A channel drawn n times of N with
+    probability p has its outgoing weights times n/(pN), which is unbiased.
+    """
+
+    seed: int = 0
+    chooses: ClassVar[bool] = True
+
+    def _probabilities(self, weights: UnitWeights) -> Tensor:
+        reach = weights.readers.abs().amax(1) * weights.folded.norm(dim=1)
+        reach = reach.cpu().clamp(min=1e-12 * float(reach.max().clamp(min=1e-300)))
+        return reach / reach.sum()
+
+    def _draws(self, weights: UnitWeights, count: int) -> Tensor:
+        """(m,): how often each channel was drawn when the `count`-th distinct one came."""
+        probabilities = self._probabilities(weights)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + weights.unit.start)
+        drawn = torch.multinomial(probabilities, 64 * count, True, generator=generator)
+        while len(torch.unique(drawn)) < count:
+            more = torch.multinomial(probabilities, len(drawn), True, generator=generator)
+            drawn = torch.cat([drawn, more])
+            if len(drawn) > 1 << 22:  # channels that are all but never drawn: take the largest
+                rest = torch.argsort(probabilities, descending=True, stable=True)
+                drawn = torch.cat([drawn, rest[~torch.isin(rest, drawn)]])
+        ordered = torch.arange(len(drawn))
+        first = torch.full((len(probabilities),), len(drawn)).scatter_reduce(
+            0, drawn, ordered, "amin"
+        )
+        last = int(first.sort().values[count - 1])
+        return torch.bincount(drawn[: last + 1], minlength=len(probabilities))
+
+    def select(self, weights: UnitWeights, count: int) -> Tensor:
+        if count == weights.unit.channels:
+            return torch.arange(count)
+        return torch.nonzero(self._draws(weights, count)).reshape(-1)
+
+    def deliver(
+        self, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
+    ) -> Delivery:
+        matrix = torch.zeros(weights.unit.channels, len(kept), dtype=torch.float64)
+        factors = torch.ones(len(kept), dtype=torch.float64)
+        if len(kept) < weights.unit.channels:
+            draws = self._draws(weights, len(kept)).double()
+            factors = (draws / (self._probabilities(weights) * draws.sum()))[kept]
+        matrix[kept, torch.arange(len(kept))] = factors
+        return Delivery(matrix.to(weights.device))

@@ -1,0 +1,114 @@
+"""`lbyl`: each pruned filter leaves its information to all remaining ones, in closed form.
+
+Two variants. `theorem` is the published mathematics. `released` is what the authors' public code
+computes, which the hyperparameters printed in the paper were tuned for. In both, all pruned
+filters of a layer share one eigendecomposition: their systems differ only by a scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lbyl.exceptions import LbylError
+from lbyl.restore.base import Delivery, Method, identity_rows, methods, pruned_of
+
+if TYPE_CHECKING:
+    from lbyl.statistics import Statistics
+    from lbyl.weights import NormWeights, UnitWeights
+
+TINY = 1e-6  # under it a γ cannot be divided by; the published code fails there
+
+
+@methods.register("lbyl")
+@dataclass(frozen=True)
+class LBYL(Method):
+    """minimise ‖E‖² + λ₁‖B‖² + λ₂‖s‖² for every pruned filter (docs: methods, lbyl)."""
+
+    lambda1: float = 1e-5
+    lambda2: float = 2e-3
+    variant: str = "theorem"
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("theorem", "released"):
+            raise LbylError(f"lbyl has no variant {self.variant!r}: use 'theorem' or 'released'")
+        if self.lambda1 < 0 or self.lambda2 < 0:
+            raise LbylError("lbyl's lambda1 and lambda2 must not be negative")
+
+    def deliver(
+        self, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
+    ) -> Delivery:
+        matrix = identity_rows(weights.unit.channels, kept, weights.filters)
+        gone = pruned_of(weights.unit.channels, kept).to(matrix.device)
+        stay = kept.to(matrix.device)
+        if len(gone):
+            matrix[gone] = self._solve(weights, stay, gone)
+        return Delivery(matrix)
+
+    def _solve(self, weights: UnitWeights, stay: Tensor, gone: Tensor) -> Tensor:
+        if weights.norm is None:
+            filters = weights.filters_with_bias
+            if self.variant == "released":  # a ridge regression with intercept
+                filters = filters - filters.mean(1, keepdim=True)
+            return ridge(filters[stay], filters[gone], self.lambda2)
+        if self.variant == "released":
+            return self._released(weights.filters, weights.norm, stay, gone)
+        return self._theorem(weights.filters, weights.norm, stay, gone)
+
+    def _theorem(self, filters: Tensor, norm: NormWeights, stay: Tensor, gone: Tensor) -> Tensor:
+        """(G + λ₁a²p₀p₀ᵀ + λ₂a²I) s = X₀ᵀy₀ + λ₁a²(p₀)_j p₀ with a = γ_j/σ_j.
+
+        This is the paper's system times a², so that nothing is divided by γ_j.
+        """
+        scaled = filters * norm.scale[:, None]
+        values, vectors = eigen(scaled[stay])
+        a2 = norm.scale[gone] ** 2
+        p = norm.shift
+        q = vectors.T @ p[stay]
+        right = vectors.T @ (scaled[stay] @ scaled[gone].T)  # (t, pruned)
+        right += self.lambda1 * q[:, None] * (a2 * p[gone])
+        inverse = reciprocal(values[:, None] + self.lambda2 * a2, values)
+        solved = inverse * right
+        along = inverse * q[:, None]
+        strength = self.lambda1 * a2  # Sherman–Morrison for the rank-one term
+        factor = strength * (q @ solved) / (1 + strength * (q @ along))
+        return (vectors @ (solved - along * factor)).T
+
+    def _released(self, filters: Tensor, norm: NormWeights, stay: Tensor, gone: Tensor) -> Tensor:
+        """(G + a²M) s = Xᵀf_j + λ₁a(aμ_j − β_j)p, M = diag(λ₁pᵀp + λ₂(σ/γ)²), σ = running_var."""
+        sigma = norm.var.clamp(min=1e-12)
+        small = norm.gamma.abs() < TINY
+        gamma = torch.where(small, torch.full_like(norm.gamma, TINY), norm.gamma)
+        ratio = sigma / gamma
+        p = torch.where(small, torch.zeros_like(gamma), norm.mean - ratio * norm.beta)[stay]
+        weight = self.lambda1 * (p @ p) + self.lambda2 * ratio[stay] ** 2
+        a = norm.gamma[gone] / sigma[gone]
+        right = filters[stay] @ filters[gone].T
+        right += self.lambda1 * p[:, None] * (a * (a * norm.mean[gone] - norm.beta[gone]))
+        root = weight.clamp(min=1e-30).rsqrt()
+        values, vectors = eigen(filters[stay] * root[:, None])
+        inverse = reciprocal(values[:, None] + a**2, values)
+        solved = inverse * (vectors.T @ (root[:, None] * right))
+        return (root[:, None] * (vectors @ solved)).T
+
+
+def eigen(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (never negative) and vectors of the Gram matrix of `rows`."""
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    return values.clamp(min=0), vectors
+
+
+def reciprocal(x: Tensor, scale: Tensor) -> Tensor:
+    """1/x, but 0 where x is nothing beside `scale`: a direction that holds no information."""
+    floor = 1e-13 * scale.max().clamp(min=1e-300)
+    return torch.where(x > floor, 1 / x.clamp(min=1e-300), torch.zeros_like(x))
+
+
+def ridge(known: Tensor, wanted: Tensor, strength: float) -> Tensor:
+    """Coefficients (wanted, known) of ridge regression of rows on rows."""
+    values, vectors = eigen(known)
+    inverse = reciprocal(values + strength, values)
+    return ((wanted @ known.T) @ vectors * inverse) @ vectors.T

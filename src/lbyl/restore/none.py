@@ -1,0 +1,25 @@
+"""`none`: pruned channels are gone, nothing is given back (the papers' "Prune")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from lbyl.restore.base import Delivery, Method, identity_rows, methods
+
+if TYPE_CHECKING:
+    from lbyl.statistics import Statistics
+    from lbyl.weights import UnitWeights
+
+
+@methods.register("none")
+@dataclass(frozen=True)
+class Prune(Method):
+    """Deliver nothing."""
+
+    def deliver(
+        self, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
+    ) -> Delivery:
+        return Delivery(identity_rows(weights.unit.channels, kept, weights.filters))
