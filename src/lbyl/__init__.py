@@ -3,10 +3,23 @@
 from lbyl import images
 from lbyl.compress import compress
 from lbyl.criteria import criteria
+from lbyl.elimination import EchoCriterion
+from lbyl.estimate import Estimate, estimate
 from lbyl.exceptions import LbylError
 from lbyl.io import load, save
+from lbyl.leaves import declare
 from lbyl.plan import Plan
-from lbyl.restore import LBYL, Coreset, Echo, NeuronMerging, OneToOne, Prune, methods
+from lbyl.restore import (
+    LBYL,
+    AnalyticMoments,
+    Coreset,
+    Echo,
+    Fold,
+    NeuronMerging,
+    OneToOne,
+    Prune,
+    methods,
+)
 from lbyl.result import Result
 from lbyl.statistics import Statistics, collect
 from lbyl.trace import trace
@@ -16,8 +29,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LBYL",
+    "AnalyticMoments",
     "Coreset",
     "Echo",
+    "EchoCriterion",
+    "Estimate",
+    "Fold",
     "Graph",
     "LbylError",
     "NeuronMerging",
@@ -30,6 +47,8 @@ __all__ = [
     "collect",
     "compress",
     "criteria",
+    "declare",
+    "estimate",
     "images",
     "load",
     "methods",

@@ -63,7 +63,7 @@ class Atoms:
     def __init__(self) -> None:
         self.axes: dict[Axis, Tensor] = {}
         self.count = 1
-        self.reasons: dict[int, str] = {}
+        self._pins: list[tuple[Tensor, str]] = []
         self._ties: list[Tensor] = []
         self._added: list[Tensor] = []
 
@@ -76,19 +76,35 @@ class Atoms:
 
     def tie(self, a: Tensor, b: Tensor, reason: str, added: bool = False) -> None:
         """Atoms at equal places are one channel; what meets a fixed entry is pinned."""
-        pairs = torch.stack(torch.broadcast_tensors(a, b)).reshape(2, -1)
-        pairs = torch.unique(pairs[:, pairs[0] != pairs[1]], dim=1)
-        fixed = (pairs == FIXED).any(0)
-        self.pin(pairs[:, fixed], reason)
-        self._ties.append(pairs[:, ~fixed])
+        a, b = torch.broadcast_tensors(a, b)
+        for d in range(a.dim()):
+            if a.shape[d] > 1 and a.stride(d) == 0 and b.stride(d) == 0:
+                a, b = a.narrow(d, 0, 1), b.narrow(d, 0, 1)
+        # A pair as one number: unique numbers are found much faster than unique columns.
+        codes = a.reshape(-1) * self.count + b.reshape(-1)
+        codes = torch.unique(codes) if len(codes) > 1 else codes
+        a, b = codes // self.count, codes % self.count
+        fixed = (a == FIXED) | (b == FIXED)
+        self.pin(torch.cat([a[fixed], b[fixed]]), reason)
+        free = ~fixed & (a != b)
+        pairs = torch.stack([a[free], b[free]])
+        self._ties.append(pairs)
         if added:
-            self._added.append(pairs[:, ~fixed].reshape(-1))
+            self._added.append(pairs.reshape(-1))
 
     def pin(self, atoms: Tensor, reason: str) -> None:
         """These atoms must stay; the first reason given is the one reported."""
-        for atom in torch.unique(atoms).tolist():
-            if atom != FIXED:
-                self.reasons.setdefault(atom, reason)
+        found = torch.unique(constant_dropped(atoms))
+        found = found[found != FIXED]
+        if len(found):
+            self._pins.append((found, reason))
+
+    def pinned(self, classes: Tensor) -> dict[int, str]:
+        """class → reason, for every channel that has a pinned atom."""
+        reasons: dict[int, str] = {}
+        for atoms, reason in reversed(self._pins):  # so that earlier reasons win
+            reasons |= dict.fromkeys(torch.unique(classes[atoms]).tolist(), reason)
+        return reasons
 
     def classes(self) -> Tensor:
         """For every atom the smallest atom it is tied to, directly or through others."""
@@ -121,6 +137,11 @@ class Flow:
     contractions: list[Contraction] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
     grouped_norms: dict[str, int] = field(default_factory=dict)  # module → channels per group
+    constants: set[int] = field(default_factory=set)  # values made of parameters alone
+    grouped: set[str] = field(default_factory=set)  # weights that count as grouped with one left
+    blank: set[int] = field(default_factory=set)  # values that hold one number everywhere
+    accounted: set[tuple[int, int]] = field(default_factory=set)  # (call, matrix) a rule explains
+    refused: dict[str, str] = field(default_factory=dict)  # layers that are none → why
     fixed_macs: int = 0  # of products between activations, which pruning here never changes
 
     def shape(self, value: int) -> torch.Size:
@@ -140,6 +161,10 @@ class Flow:
         if value not in self.labels:
             self.labels[value] = self._initial(value)
         return self.labels[value]
+
+    def marked(self, value: int) -> bool:
+        """Whether any entry of a value carries a channel."""
+        return bool((constant_dropped(self.of(value)) != FIXED).any())
 
     def _initial(self, value: int) -> Tensor:
         shape = self.shape(value)
@@ -186,19 +211,18 @@ class Flow:
 
 def varying(labels: Tensor) -> list[int]:
     """The dimensions along which labels change."""
+    labels = constant_dropped(labels)
     return [
         d
         for d, size in enumerate(labels.shape)
-        if size > 1
-        and labels.stride(d) != 0
-        and bool((_drop_constant(labels, d) != _drop_constant(labels.narrow(d, 0, 1), d)).any())
+        if size > 1 and bool((labels != labels.narrow(d, 0, 1)).any())
     ]
 
 
-def _drop_constant(labels: Tensor, keep: int) -> Tensor:
-    """One entry along each dimension that is constant by its stride, to compare less."""
-    for d in range(labels.dim()):
-        if d != keep and labels.shape[d] > 1 and labels.stride(d) == 0:
+def constant_dropped(labels: Tensor) -> Tensor:
+    """One entry along each dimension that is constant by its stride, to look at less."""
+    for d, (size, stride) in enumerate(zip(labels.shape, labels.stride())):
+        if size > 1 and stride == 0:
             labels = labels.narrow(d, 0, 1)
     return labels
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from lbyl.budget import Budget
 from lbyl.criteria import Criterion, criteria
 from lbyl.errors import errors
 from lbyl.exceptions import LbylError
@@ -19,9 +21,12 @@ from lbyl.repair import check_repair
 from lbyl.restore import Method, methods
 from lbyl.result import Result, Row, Size
 from lbyl.statistics import Statistics, collect
+from lbyl.statistics.analytic import analytic_statistics
 from lbyl.trace import check_model, trace
 from lbyl.unit import Graph
 from lbyl.weights import unit_weights
+
+DEFAULT_RATIO = 0.3
 
 
 def compress(
@@ -40,7 +45,11 @@ def compress(
     skip: str | Sequence[str] = (),
     streams: bool = False,
     round_to: int | None = None,
-    images: int | None = None,
+    macs: float | None = None,
+    params: float | None = None,
+    latency: float | None = None,
+    max_error: float | None = None,
+    images: int | str | None = None,
     taps: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
@@ -50,8 +59,14 @@ def compress(
     The model given is never changed. `ratio` is the share of channels that go: one number, or
     patterns of layer names with a number each. `statistics` from an earlier `collect` saves
     running the network again; `calibration` gives unlabelled inputs of the user's own.
+
+    Instead of a ratio a budget may be given: `macs`, `params` or `latency` as a share of the
+    original's, or `max_error`, the largest predicted error of a layer. Ratios are then chosen
+    layer by layer so that the predicted error is least.
     """
-    chosen, how = criteria.resolve(criterion), methods.resolve(method)
+    budget = Budget(macs, params, latency, max_error)
+    budget.check(ratio)
+    chosen, how = resolve(criterion, method)
     mend = how.default_repair if repair is None else repair
     check_repair(mend)
     clock = Clock()
@@ -61,7 +76,12 @@ def compress(
         check_model(model)
     _check_prunable(graph)
     clock.lap("trace")
-    if statistics is None and (how.needs_statistics or chosen.needs_statistics or mend != "none"):
+    wanted = how.needs_statistics or chosen.needs_statistics or mend != "none" or budget.given
+    analytic = getattr(how, "statistics_source", "images") == "analytic" and calibration is None
+    given = statistics is not None
+    if statistics is None and wanted and analytic:
+        statistics = analytic_statistics(model, graph)
+    elif statistics is None and wanted:
         statistics = collect(
             model,
             example_inputs,
@@ -70,13 +90,19 @@ def compress(
             images=images,
             taps=taps,
             seed=seed,
+            progress=progress,
         )
-        clock.laps.update(statistics.seconds)
-        clock.skip()
+    if statistics is not None:
+        if not given:  # what an earlier run took is not this one's time
+            clock.laps.update(statistics.seconds)
+            clock.skip()
+        check_statistics(graph, statistics)
     if plan is None:
-        plan = make_plan(
-            model, graph, 0.3 if ratio is None else ratio, chosen, how, round_to, statistics
-        )
+        if budget.given and statistics is not None:
+            wanted_counts = budget.counts(model, example_inputs, graph, statistics, round_to)
+        else:
+            wanted_counts = counts(graph, DEFAULT_RATIO if ratio is None else ratio, round_to)
+        plan = make_plan(model, graph, wanted_counts, chosen, how, statistics)
     plan.check(graph)
     clock.lap("plan")
     done = restore(model, graph, plan, how, statistics, mend, progress)
@@ -111,6 +137,36 @@ class Clock:
         self._last = time.perf_counter()
 
 
+def resolve(criterion: str | Criterion, method: str | Method) -> tuple[Criterion, Method]:
+    """Both by name or as they are; one given in the other's place is told apart."""
+    chosen, how = criteria.resolve(criterion), methods.resolve(method)
+    if not isinstance(chosen, Criterion):
+        raise LbylError(f"{chosen!r} is no criterion; the known ones are {criteria.names()}")
+    if not isinstance(how, Method):
+        raise LbylError(f"{how!r} is no method; the known ones are {methods.names()}")
+    return chosen, how
+
+
+def check_statistics(graph: Graph, statistics: Statistics) -> None:
+    """One clear error for statistics that were collected on another network."""
+    found = {c.name: statistics.get(c.name) for c in graph.consumers.values()}
+    if statistics.moments and not any(found.values()):
+        raise LbylError("the statistics belong to another model: they know none of its layers")
+    for name, moments in found.items():
+        if moments is None:
+            continue
+        consumer = graph.consumers[name]
+        shape = graph.shapes[consumer.weight]
+        inputs = shape[consumer.axis]
+        taps = math.prod(shape) // (inputs * shape[consumer.output_axis])
+        measured = len(moments.mean) if moments.columns is None else moments.columns.numel()
+        if measured != inputs or moments.taps not in (1, taps):
+            raise LbylError(
+                f"the statistics belong to another model: {name} reads {inputs} inputs at {taps} "
+                f"taps, they were collected over {measured} at {moments.taps}"
+            )
+
+
 def _check_prunable(graph: Graph) -> None:
     if not graph.units:
         reasons = "; ".join(f"{n}: {r}" for n, r in list(graph.left_alone.items())[:4])
@@ -120,15 +176,13 @@ def _check_prunable(graph: Graph) -> None:
 def make_plan(
     model: nn.Module,
     graph: Graph,
-    ratio: Ratio,
+    wanted: Mapping[str, int],
     criterion: Criterion,
     method: Method,
-    round_to: int | None = None,
     statistics: Statistics | None = None,
 ) -> Plan:
-    """Choose the channels that stay; nothing is cut."""
+    """Choose the channels that stay, `wanted` of each unit; nothing is cut."""
     weights = unit_weights(graph, model)
-    wanted = counts(graph, ratio, round_to)
     kept = {}
     for name, count in wanted.items():
         if method.chooses:

@@ -47,9 +47,14 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
     What `path` held under other names is kept, so a second run adds to the first.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.resolve()  # a link stays one: what it points to is replaced
     if path.exists() and not path.is_dir():
         raise LbylError(f"{path} is a file; give a directory to write to")
+    if path.is_dir() and (path.is_mount() or Path.cwd().is_relative_to(path)):
+        with _filled_directory(path) as temporary:
+            yield temporary
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     old = temporary.with_name(temporary.name + ".old")
     try:
@@ -69,6 +74,18 @@ def whole_directory(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _filled_directory(path: Path) -> Iterator[Path]:
+    """For directories that cannot be renamed: finished files are moved in one by one."""
+    temporary = Path(tempfile.mkdtemp(dir=path, prefix=".writing."))
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            file.replace(path / file.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_tensors(path: Path, values: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
@@ -94,6 +111,8 @@ def read_json(path: Path) -> Any:
         raise LbylError(f"there is no {path.name} in {path.parent}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise LbylError(f"{path} is not JSON: {error}") from error
+    except OSError as error:
+        raise LbylError(f"{path} cannot be read: {error}") from error
 
 
 def save(result: Result, directory: str | Path) -> Path:
@@ -106,8 +125,9 @@ def save(result: Result, directory: str | Path) -> Path:
 
 
 def plan_document(result: Result) -> dict[str, Any]:
-    """What plan.json holds: the plan, and what came of it."""
-    return {**result.plan.to_dict(), "result": result.to_dict(plan=False)}
+    """What plan.json holds: the plan, the original sizes, and what came of it."""
+    shapes = {name: list(shape) for name, shape in result.graph.shapes.items()}
+    return {**result.plan.to_dict(), "shapes": shapes, "result": result.to_dict(plan=False)}
 
 
 def load(directory: str | Path, model: nn.Module) -> nn.Module:
@@ -119,13 +139,15 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     from safetensors.torch import load_file
 
     path = Path(directory)
-    plan = Plan.from_dict(read_json(path / PLAN))
+    document = read_json(path / PLAN)
+    plan = Plan.from_dict(document)
     if not (path / MODEL).is_file():
         raise LbylError(f"there is no {MODEL} in {path}")
     try:
         values = load_file(str(path / MODEL))
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise LbylError(f"{path / MODEL} is damaged: {error}") from error
+    _check_original(model, document.get("shapes", {}))
     _check_fits(model, values, plan)
     before = _shell(model)
     replace_tensors(model, values)
@@ -138,6 +160,19 @@ def _shell(model: nn.Module) -> nn.Module:
     from lbyl.proof import weightless_copy
 
     return weightless_copy(model, {})
+
+
+def _check_original(model: nn.Module, shapes: Any) -> None:
+    """The network must have the sizes that the one compressed had before."""
+    if not isinstance(shapes, Mapping):
+        raise LbylError("the plan's 'shapes' must give a shape for every parameter")
+    here = tensors(model)
+    for name, shape in shapes.items():
+        if name in here and list(here[name].shape) != shape:
+            raise LbylError(
+                f"the saved model does not belong to this network: {name} was {shape} before "
+                f"compression and is {list(here[name].shape)} here"
+            )
 
 
 def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +13,10 @@ from lbyl.plan import Plan
 from lbyl.repair import output_shift, repaired
 from lbyl.restore.base import Delivery, Method, Reading
 from lbyl.statistics.base import Statistics
+from lbyl.statistics.gather import Progress
 from lbyl.surgery import can_take_bias, cut, sliced, surviving, surviving_indices, take, tensors
-from lbyl.unit import Consumer, Graph
+from lbyl.unit import Consumer, Graph, Unit
 from lbyl.weights import UnitWeights, unit_weights
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage's name, steps done and steps in all."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +56,11 @@ def restore(
     indices = surviving_indices(graph, kept)
     alive = surviving(graph, kept)
     values = sliced(model, indices)
-    values |= _merged(graph, kept, deliveries, weights)
+    narrowing = Narrowing(graph, kept, deliveries)
     state = tensors(model)
+    values |= narrowing.merged(state)
     touched = [c for c in graph.consumers.values() if (c.weight, c.axis) in indices]
     for step, consumer in enumerate(touched):
-        if progress:
-            progress("solving", step, len(touched))
         columns = (consumer.channel < 0) | alive[consumer.channel.clamp(min=0)]
         moments = statistics.get(consumer.name) if statistics else None
         old = as_matrix(state[consumer.weight], consumer)
@@ -74,72 +71,102 @@ def restore(
             shift = output_shift(moments, old, new, columns)
             allowed = can_take_bias(model, consumer.name)
             changed |= repaired(consumer, shift, state, repair, allowed)
-        outputs = indices.get((consumer.weight, consumer.output_axis))
-        values |= _outputs_sliced(changed, consumer, outputs)
-    _check_finite(values)
+        values |= narrowing.outputs(changed, consumer)
+        if progress:
+            progress("solving", step + 1, len(touched))
+    _check_finite(values, state)
     return Restoration(cut(model, graph, values), deliveries, weights)
 
 
-def _outputs_sliced(
-    changed: dict[str, Tensor], consumer: Consumer, outputs: Tensor | None
-) -> dict[str, Tensor]:
-    """New values of a consumer that loses outputs of its own."""
-    if outputs is None:
-        return changed
-    return {
-        name: value.index_select(
-            consumer.output_axis if name == consumer.weight else 0, outputs.to(value.device)
-        )
-        for name, value in changed.items()
-    }
+@dataclass(frozen=True)
+class Narrowing:
+    """What happens along an axis that carries channels: they go, stay, or become mixtures."""
 
+    graph: Graph
+    kept: dict[str, Tensor]
+    deliveries: dict[str, Delivery]
 
-def _merged(
-    graph: Graph,
-    kept: dict[str, Tensor],
-    deliveries: dict[str, Delivery],
-    weights: dict[str, UnitWeights],
-) -> dict[str, Tensor]:
-    """Producers and everything channel-wise of units whose kept channels become mixtures."""
-    values: dict[str, Tensor] = {}
-    for name, delivery in deliveries.items():
-        if delivery.merge is None:
-            continue
-        unit = graph[name]
-        readers = {(c.weight, c.axis) for c in weights[name].consumers}
-        for (parameter, axis), channel in graph.axes.items():
-            inside = (channel >= unit.start) & (channel < unit.range.stop)
-            if (parameter, axis) in readers or not bool(inside.any()):
+    def outputs(self, changed: dict[str, Tensor], consumer: Consumer) -> dict[str, Tensor]:
+        """New values of a consumer, in full output size, less the outputs it loses itself."""
+        channel = self.graph.axes.get((consumer.weight, consumer.output_axis))
+        if channel is None:
+            return changed
+        axes = {name: consumer.output_axis if name == consumer.weight else 0 for name in changed}
+        return {n: self.along(value, n, axes[n], channel) for n, value in changed.items()}
+
+    def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Producers and everything channel-wise of units whose kept channels become mixtures.
+
+        Input columns of readers stay whole: each reader is rewritten on its own afterwards.
+        """
+        readers = {(c.weight, c.axis) for c in self.graph.consumers.values()}
+        mixing = [self.graph[n] for n, d in self.deliveries.items() if d.merge is not None]
+        axes = {axis: c for axis, c in self.graph.axes.items() if axis not in readers}
+        mixed = {
+            name for (name, _), c in axes.items() if any(bool(_inside(c, u).any()) for u in mixing)
+        }
+        values: dict[str, Tensor] = {}
+        for (name, axis), channel in axes.items():
+            if name in mixed:
+                old = values.get(name, state[name].detach().double())
+                values[name] = self.along(old, name, axis, channel)
+        return values
+
+    def along(self, tensor: Tensor, name: str, axis: int, channel: Tensor) -> Tensor:
+        """A parameter narrowed along one axis, whose indices belong to these channels."""
+        stays = torch.ones(len(channel), dtype=torch.bool)
+        for unit, indices in self._units():
+            inside = _inside(channel, unit)
+            stays &= ~inside | torch.isin(channel - unit.start, indices)
+        new = tensor.index_select(axis, torch.nonzero(stays).reshape(-1).to(tensor.device))
+        place = torch.cumsum(stays, 0) - 1  # where an index that stays lies afterwards
+        for unit, indices in self._units():
+            delivery = self.deliveries[unit.name]
+            if delivery.merge is None or not bool(_inside(channel, unit).any()):
                 continue
-            old = values.get(parameter, weights[name].state[parameter].detach()).double()
-            gain = delivery.gain if _is_scale(parameter, graph) else None
-            values[parameter] = _mix(old, axis, channel - unit.start, delivery.merge, gain)
-    return values
+            rows = _rows_of(channel, unit)
+            mixed = _mix(tensor, axis, rows, delivery.merge)
+            if delivery.gain is not None and name in _scales(self.graph, unit):
+                mixed = mixed * delivery.gain.to(mixed).reshape(-1, *[1] * (mixed.dim() - 1))
+            into = place[rows[indices].flatten()].to(new.device)
+            new = new.index_copy(axis, into, mixed.flatten(0, 1).movedim(0, axis).to(new))
+        return new
+
+    def _units(self) -> list[tuple[Unit, Tensor]]:
+        return [(self.graph[name], indices.cpu()) for name, indices in self.kept.items()]
 
 
-def _is_scale(parameter: str, graph: Graph) -> bool:
-    return any(parameter == norm.weight for norm in graph.norms)
+def _inside(channel: Tensor, unit: Unit) -> Tensor:
+    return (channel >= unit.start) & (channel < unit.range.stop)
 
 
-def _mix(tensor: Tensor, axis: int, channel: Tensor, merge: Tensor, gain: Tensor | None) -> Tensor:
-    """A parameter whose slices along an axis become mixtures of the unit's channels."""
-    if len(channel) != merge.shape[1] or not torch.equal(
-        channel.sort().values, torch.arange(len(channel))
-    ):
-        raise LbylError("merging needs units whose channels are single filters")
-    mixed = torch.tensordot(
-        merge.to(tensor),
-        tensor.index_select(axis, torch.argsort(channel).to(tensor.device)),
-        ([1], [axis]),
-    )
-    if gain is not None:
-        mixed = mixed * gain.to(mixed).reshape(-1, *[1] * (mixed.dim() - 1))
-    return mixed.movedim(0, axis)
+def _rows_of(channel: Tensor, unit: Unit) -> Tensor:
+    """(m, r): the indices along an axis that belong to each channel of a unit."""
+    places = torch.nonzero(_inside(channel, unit)).reshape(-1)
+    places = places[torch.argsort(channel[places], stable=True)]
+    counts = torch.bincount(channel[places] - unit.start, minlength=unit.channels)
+    if bool((counts != counts[0]).any()):
+        raise LbylError(f"the channels of {unit.name} cannot be merged: they differ in size")
+    return places.reshape(unit.channels, -1)
 
 
-def _check_finite(values: dict[str, Tensor]) -> None:
+def _scales(graph: Graph, unit: Unit) -> set[str | None]:
+    """Scales of the BatchNorms that see the unit's filters first."""
+    first = {p.norm.weight for p in unit.producers if p.norm is not None}
+    return first or {norm.weight for norm in graph.norms}
+
+
+def _mix(tensor: Tensor, axis: int, rows: Tensor, merge: Tensor) -> Tensor:
+    """Slices along an axis as mixtures of a unit's channels: (kept, slices each, rest)."""
+    block = tensor.index_select(axis, rows.flatten().to(tensor.device)).movedim(axis, 0)
+    return torch.tensordot(merge.to(tensor), block.unflatten(0, rows.shape), ([1], [0]))
+
+
+def _check_finite(values: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+    """Looks at each value as the model will hold it: half precision overflows at 65,504."""
     for name, value in values.items():
-        if value.dtype.is_floating_point and not bool(torch.isfinite(value).all()):
+        held = value.to(state[name].dtype) if name in state else value
+        if held.dtype.is_floating_point and not bool(torch.isfinite(held).all()):
             raise LbylError(f"the restored {name} is not finite: leave its layer alone with skip=")
 
 

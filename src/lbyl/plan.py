@@ -48,11 +48,16 @@ class Plan:
         for name, entry in units.items():
             kept[name] = _indices(name, entry)
         sizes = {name: entry["channels"] for name, entry in units.items()}
-        return cls(kept, sizes, data.get("criterion", {}), data.get("method", {}))
+        choices = [data.get(key, {}) for key in ("criterion", "method")]
+        if not all(isinstance(choice, Mapping) for choice in choices):
+            raise LbylError("the plan's 'criterion' and 'method' must be objects with a name")
+        return cls(kept, sizes, *choices)
 
     def check(self, graph: Graph) -> None:
         """One clear error where a plan does not belong to the model."""
         known = {unit.name: unit.channels for unit in graph.units}
+        for name in self.kept.keys() ^ self.channels.keys():
+            raise LbylError(f"the plan is incomplete: {name!r} needs 'kept' and 'channels'")
         for name, channels in self.channels.items():
             if name not in known:
                 raise LbylError(
@@ -64,6 +69,12 @@ class Plan:
                     f"the plan expects {channels} channels in {name!r}, this model has "
                     f"{known[name]}: the plan belongs to another model"
                 )
+            # A plan made by hand has not come through `from_dict`.
+            _indices(name, {"channels": channels, "kept": _listed(self.kept[name])})
+
+
+def _listed(kept: Any) -> Any:
+    return kept.tolist() if isinstance(kept, Tensor) and not kept.is_floating_point() else None
 
 
 def _indices(name: str, entry: Any) -> Tensor:

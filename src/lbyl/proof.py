@@ -13,53 +13,95 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lbyl.channels import Axis, Flow
-from lbyl.exceptions import LbylError
-from lbyl.record import Inputs, record
+from lbyl.channels import FIXED, Axis, Flow
+from lbyl.record import DoesNotRun, Inputs, Record, record
 from lbyl.rules import propagate
-from lbyl.surgery import refit_attributes, surviving_indices, tensors
+from lbyl.surgery import cut, refit_attributes, sliced, surviving_indices, tensors
 from lbyl.trace import build, without
 from lbyl.unit import Graph, Unit
 
 BAKED = "its size is written into the model's code"
 
 
-def prove(model: nn.Module, inputs: Inputs, graph: Graph) -> Graph:
-    """The graph less every unit that a trial cut shows cannot be cut."""
-    if not graph.units or _holds(model, inputs, graph, graph.units):
-        return graph
-    bad = _culprits(model, inputs, graph, graph.units)
-    graph = without(graph, dict.fromkeys(bad, BAKED))
-    if graph.units and not _holds(model, inputs, graph, graph.units):
-        # Units that hold alone but not together: none can be trusted.
-        graph = without(graph, dict.fromkeys(graph.names, BAKED))
+def prove(model: nn.Module, inputs: Inputs, graph: Graph, fake: bool | None = None) -> Graph:
+    """The graph less every unit that a trial cut shows cannot be cut.
+
+    `fake` says whether the network runs on tensors without data, as its first recording showed.
+    """
+    while graph.units:
+        try:
+            bad = _refuted(model, inputs, graph, graph.units, fake)
+        except DoesNotRun as error:
+            bad = _blamed(model, inputs, graph, error.record, fake)
+        if not bad:
+            return graph
+        graph = without(graph, dict.fromkeys(bad, BAKED))
     return graph
 
 
-def _culprits(model: nn.Module, inputs: Inputs, graph: Graph, units: Sequence[Unit]) -> list[str]:
-    """Halve until single units fail: few trials where few units are bad."""
-    if _holds(model, inputs, graph, units):
+def _blamed(
+    model: nn.Module, inputs: Inputs, graph: Graph, partial: Record, fake: bool | None
+) -> set[str]:
+    """Units to give up after a trial that failed: those whose channels the failing call read."""
+    near = _suspects(graph, partial)
+    if len(near) == 1:
+        return {near[0].name}
+    units = near or graph.units
+    # Units that hold alone but not together: none can be trusted.
+    return _culprits(model, inputs, graph, units, fake) or {unit.name for unit in units}
+
+
+def _suspects(graph: Graph, partial: Record) -> list[Unit]:
+    """The units whose channels reached the call that failed."""
+    flow = propagate(_flow(graph, partial))
+    read = [torch.unique(flow.of(v)) for v in partial.failed if v not in partial.parameters]
+    classes = flow.atoms.classes()
+    if not read:
         return []
-    if len(units) == 1:
-        return [units[0].name]
+    seen = classes[torch.cat(read)]
+    channels = [
+        channel
+        for axis, atoms in flow.atoms.axes.items()
+        if bool(torch.isin(classes[atoms], seen[seen != FIXED]).any())
+        and (channel := graph.axes.get(axis)) is not None
+    ]
+    touched = torch.unique(torch.cat(channels)).tolist() if channels else []
+    return [unit for unit in graph.units if any(c in unit.range for c in touched)]
+
+
+def _culprits(
+    model: nn.Module, inputs: Inputs, graph: Graph, units: Sequence[Unit], fake: bool | None
+) -> set[str]:
+    """Halve until single units fail: few trials where few units are bad."""
+    try:
+        return _refuted(model, inputs, graph, units, fake)
+    except DoesNotRun:
+        if len(units) == 1:
+            return {units[0].name}
     middle = len(units) // 2
-    return _culprits(model, inputs, graph, units[:middle]) + _culprits(
-        model, inputs, graph, units[middle:]
+    return _culprits(model, inputs, graph, units[:middle], fake) | _culprits(
+        model, inputs, graph, units[middle:], fake
     )
 
 
-def _holds(model: nn.Module, inputs: Inputs, graph: Graph, units: Sequence[Unit]) -> bool:
-    """Whether the network cut at these units has just the channels that were kept."""
+def _refuted(
+    model: nn.Module, inputs: Inputs, graph: Graph, units: Sequence[Unit], fake: bool | None
+) -> set[str]:
+    """Units whose channels are not those kept once these are cut."""
     kept = {unit.name: trial(unit) for unit in units}
     indices = surviving_indices(graph, kept)
-    slim = weightless_copy(model, indices)
-    refit_attributes(slim, model)
-    try:
-        flow = propagate(Flow(record(slim, inputs)))
-    except LbylError:
-        return False
-    found = build(flow, streams=True)
-    return _same(graph, found, indices, units)
+    if fake is False:  # what runs may depend on values, so the trial has real ones
+        slim = cut(model, graph, sliced(model, indices))
+    else:
+        slim = weightless_copy(model, indices)
+        refit_attributes(slim, model)
+    flow = propagate(_flow(graph, record(slim, inputs, fake)))
+    return _different(graph, build(flow, streams=True, least=1), indices, units)
+
+
+def _flow(graph: Graph, run: Record) -> Flow:
+    """A flow in which a grouped convolution stays one, even with a single group left."""
+    return Flow(run, grouped={c.weight for c in graph.contractions if c.groups > 1})
 
 
 def trial(unit: Unit) -> Tensor:
@@ -83,25 +125,28 @@ def weightless_copy(model: nn.Module, indices: Mapping[Axis, Tensor]) -> nn.Modu
     return copy.deepcopy(model, memo)
 
 
-def _same(
-    graph: Graph, found: Graph, indices: dict[tuple[str, int], Tensor], units: Sequence[Unit]
-) -> bool:
-    """Channels of the cut network and of the plan must correspond one to one."""
-    tested = torch.zeros(max((u.range.stop for u in graph.units), default=0), dtype=torch.bool)
-    for unit in units:
-        tested[unit.start : unit.range.stop] = True
-    there: dict[int, int] = {}
-    back: dict[int, int] = {}
+def _different(
+    graph: Graph, found: Graph, indices: dict[Axis, Tensor], units: Sequence[Unit]
+) -> set[str]:
+    """Units whose planned channels do not correspond one to one to those of the cut network."""
+    highest = max(int(channel.max()) for channel in graph.axes.values())
+    owner = torch.full((highest + 2,), -1)  # the last place stands for "no channel"
+    for i, unit in enumerate(units):
+        owner[unit.start : unit.range.stop] = i
+    wrong = torch.zeros(len(units) + 1, dtype=torch.bool)
+    pairs: list[Tensor] = []
     for axis, channel in graph.axes.items():
         planned = channel[indices[axis]] if axis in indices else channel
         actual = found.axes.get(axis, torch.full_like(planned, -1))
         if len(planned) != len(actual):
-            return False
-        for a, b in zip(planned.tolist(), actual.tolist()):
-            if (
-                0 <= a < len(tested)
-                and tested[a]
-                and (b < 0 or there.setdefault(a, b) != b or back.setdefault(b, a) != a)
-            ):
-                return False
-    return True
+            wrong[owner[planned]] = True
+        else:
+            tested = owner[planned] >= 0
+            pairs.append(torch.stack([planned[tested], actual[tested]]))
+    if pairs:
+        a, b = torch.unique(torch.cat(pairs, dim=1), dim=1)
+        wrong[owner[a[b < 0]]] = True
+        for side in (a, b):  # a channel that meets two others
+            values, counts = torch.unique(side, return_counts=True)
+            wrong[owner[a[torch.isin(side, values[counts > 1])]]] = True
+    return {unit.name for i, unit in enumerate(units) if wrong[i]}

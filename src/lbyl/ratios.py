@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 
 from lbyl.exceptions import LbylError
 from lbyl.patterns import matches
@@ -33,7 +34,9 @@ def check_ratio(graph: Graph, ratio: Ratio) -> None:
     """One clear error for a ratio that means nothing."""
     named = ratio.items() if isinstance(ratio, Mapping) else [("every layer", ratio)]
     for name, value in named:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not isinstance(name, str):
+            raise LbylError(f"ratios go by patterns of layer names, and {name!r} is none")
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise LbylError(f"the ratio for {name} must be a number, not {value!r}")
         if not 0 <= value < 1:
             raise LbylError(f"the ratio for {name} is {value}: it must be at least 0 and below 1")
@@ -46,7 +49,7 @@ def check_ratio(graph: Graph, ratio: Ratio) -> None:
 def counts(graph: Graph, ratio: Ratio, round_to: int | None = None) -> dict[str, int]:
     """Unit name → number of channels that stay."""
     check_ratio(graph, ratio)
-    if round_to is not None and round_to < 1:
+    if round_to is not None and (type(round_to) is not int or round_to < 1):
         raise LbylError(f"round_to is {round_to}: it must be a positive whole number")
     return {
         unit.name: kept_count(unit.channels, ratio_of(unit, ratio), round_to)

@@ -8,12 +8,15 @@ transforming code. What it cannot hear (scripted functions) it notices one level
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -21,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.exceptions import LbylError
+from lbyl.leaves import is_leaf
 
 Inputs = Any
 """Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments."""
@@ -45,6 +49,7 @@ class Call:
     outputs: list[int]
     module: str
     trusted: bool = True  # False where it read memory that an in-place call had changed
+    leaf: type[nn.Module] | None = None  # the class of a module recorded as a single call
 
     @property
     def op(self) -> str:
@@ -59,10 +64,14 @@ class Record:
     calls: list[Call] = field(default_factory=list)
     shapes: list[torch.Size] = field(default_factory=list)
     floating: list[bool] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)  # integers: indices where masks are booleans
     parameters: dict[int, str] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)
     unheard: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
+    failed: list[int] = field(default_factory=list)  # what the call read that ended the run
+    fake: bool = True  # whether shapes alone were followed
+    leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
     alive: list[Tensor] = field(default_factory=list, repr=False)
 
 
@@ -81,6 +90,7 @@ _DESCRIPTIONS = {
     "is_contiguous",
     "element_size",
     "storage_offset",
+    "untyped_storage",
     "requires_grad_",
     "register_hook",
     "has_torch_function",
@@ -90,12 +100,17 @@ _DESCRIPTIONS = {
 }
 
 
+BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
+
+
 class Recorder(TorchFunctionMode):
     """Writes every torch function call into a `Record`."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: Mapping[int, str], fake: bool = False) -> None:
         super().__init__()
         self.record = Record()
+        self.fake = fake
+        self.inside = 0
         self.names = names  # id of a parameter or buffer → its name in the model
         self.depth = 0
         self.modules: list[str] = [""]
@@ -114,8 +129,10 @@ class Recorder(TorchFunctionMode):
     def _assign(self, tensor: Tensor) -> int:
         record = self.record
         value = len(record.shapes)
-        record.shapes.append(tensor.shape)
+        # An empty tensor counts as one entry, so that its channels are still seen.
+        record.shapes.append(torch.Size(max(1, size) for size in tensor.shape))
         record.floating.append(tensor.dtype.is_floating_point)
+        record.whole.append(tensor.dtype not in (torch.bool, torch.uint8))
         record.alive.append(tensor)  # an id is only unique while its object lives
         self._numbers[id(tensor)] = value
         self._storages.setdefault(_storage(tensor), []).append(value)
@@ -136,6 +153,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
+        if self.inside:  # of a leaf module, which is recorded as a whole
+            return func(*args, **kwargs)
         if name in _DESCRIPTIONS or (name == "__get__" and not _moves_data(func)):
             return func(*args, **kwargs)
         if name == "__get__":
@@ -144,7 +163,11 @@ class Recorder(TorchFunctionMode):
         spelled = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (args, kwargs))
         self.depth += 1
         try:
-            result = func(*args, **kwargs)
+            result = _same_shape(func, args, kwargs) if self.fake else None
+            result = func(*args, **kwargs) if result is None else result
+        except Exception:
+            self.record.failed = inputs
+            raise
         finally:
             self.depth -= 1
         self._write(func, name, spelled, inputs, args, kwargs, result)
@@ -170,8 +193,68 @@ class Recorder(TorchFunctionMode):
         outputs = [self.number(x) for x in produced]
         if inputs or outputs:
             self.record.calls.append(
-                Call(func, name, *spelled, inputs, outputs, self.modules[-1], trusted)
+                Call(func, name, spelled[0], spelled[1], inputs, outputs, self.modules[-1], trusted)
             )
+
+    def enter(self, name: str, leaf: bool) -> None:
+        """A submodule begins to run."""
+        self.modules.append(name)
+        if leaf:
+            self.inside += 1
+            self.depth += 1
+
+    def leave(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """A submodule has run; one declared a leaf is written down as a single call."""
+        if is_leaf(type(module)):
+            if self.inside == 1:
+                self._write_leaf(module, args, kwargs, result)
+            self.inside -= 1
+            self.depth -= 1
+        self.modules.pop()
+
+    def _write_leaf(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        own = [*module.parameters(), *module.buffers()]
+        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        inputs = [self.number(x) for x in [*given, *own]]
+        spelled = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (args, kwargs))
+        trusted = not any(i in self.record.stale for i in inputs)
+        produced = _tensors(result)
+        for tensor in produced:
+            if id(tensor) in self._numbers:  # handed through, perhaps changed in place
+                self._mutate(tensor)
+        outputs = [self.number(x) for x in produced]
+        kind = type(module)
+        self.record.leaves[self.modules[-1]] = module
+        self.record.calls.append(
+            Call(
+                kind,
+                kind.__name__,
+                spelled[0],
+                spelled[1],
+                inputs,
+                outputs,
+                self.modules[-1],
+                trusted,
+                kind,
+            )
+        )
+
+
+def _same_shape(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    """What a BatchNorm gives, shape only: torch takes long to find out for fake tensors."""
+    if func is not F.batch_norm:
+        return None
+    named = dict(zip(("input", *BATCH_NORM), args)) | kwargs
+    x = named["input"]
+    lengths = {len(named[n]) for n in BATCH_NORM if isinstance(named.get(n), Tensor)}
+    fits = x.dim() > 1 and lengths <= {x.shape[1]}
+    return torch.empty_like(x) if fits else None
 
 
 class _Eavesdropper(TorchDispatchMode):
@@ -226,14 +309,17 @@ def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     names = {id(module): name for name, module in model.named_modules()}
 
     def enter(module: nn.Module, args: Any) -> None:
-        recorder.modules.append(names.get(id(module), recorder.modules[-1]))
+        name = names.get(id(module), recorder.modules[-1])
+        recorder.enter(name, is_leaf(type(module)))
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        recorder.modules.pop()
+    def leave(module: nn.Module, args: Any, *rest: Any) -> None:
+        # After an error torch leaves the keyword arguments out; then nothing is written either.
+        kwargs, output = rest if len(rest) == 2 else ({}, None)
+        recorder.leave(module, args, kwargs, output)
 
     handles = [
         nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
     ]
     try:
         yield
@@ -251,18 +337,45 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
     return model(inputs)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log of calls that fail on fake tensors: a failure is an answer here."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """The same parameters in other modules: what a forward keeps on `self` stays out of `model`."""
+    kept = [*model.parameters(), *model.buffers()]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in kept})
+    except Exception:  # some modules refuse copies; most of those keep nothing either
+        return model
+
+
 def _run(model: nn.Module, inputs: Inputs, fake: bool) -> Record:
-    recorder = Recorder(parameter_names(model))
+    model = _twin(model)
+    recorder = Recorder(parameter_names(model), fake)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        stack.enter_context(evaluation_mode(model))
         if fake:
+            stack.enter_context(_quiet())
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
             stack.enter_context(mode)
         stack.enter_context(_Eavesdropper(recorder))
         stack.enter_context(_module_names(model, recorder))
         stack.enter_context(recorder)
-        output = call_model(model, inputs)
+        try:
+            output = call_model(model, inputs)
+        except Exception as error:
+            raise DoesNotRun(inputs, error, recorder.record) from error
+    recorder.record.fake = fake
     recorder.record.outputs = [recorder.number(x) for x in _tensors(output)]
     return recorder.record
 
@@ -292,23 +405,37 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def record(model: nn.Module, inputs: Inputs) -> Record:
+def record(model: nn.Module, inputs: Inputs, fake: bool | None = None) -> Record:
     """Run `model` once on `inputs` and return what it called.
 
     Fake tensors carry shapes only, so this costs milliseconds whatever the size; a network whose
-    control flow looks at values is run for real instead.
+    control flow looks at values is run for real instead. `fake` asks for one or the other.
     """
-    with evaluation_mode(model):
+    if fake is not False:
         try:
             return _run(model, inputs, fake=True)
-        except Exception:
-            try:
-                return _run(model, inputs, fake=False)
-            except Exception as error:
-                raise LbylError(
-                    f"the model does not run on the example inputs ({_describe(inputs)}): {error}. "
-                    "Pass inputs as the model's forward takes them: a tensor, a tuple or a dict."
-                ) from error
+        except Exception as error:
+            if fake:
+                raise _explained(inputs, error) from error
+    try:
+        return _run(model, inputs, fake=False)
+    except Exception as error:
+        raise _explained(inputs, error) from error
+
+
+class DoesNotRun(LbylError):
+    """The model failed on its inputs; `record` holds the calls up to there."""
+
+    def __init__(self, inputs: Inputs, error: Exception, record: Record) -> None:
+        super().__init__(
+            f"the model does not run on the example inputs ({_describe(inputs)}): {error}. "
+            "Pass inputs as the model's forward takes them: a tensor, a tuple or a dict."
+        )
+        self.record = record
+
+
+def _explained(inputs: Inputs, error: Exception) -> DoesNotRun:
+    return error if isinstance(error, DoesNotRun) else DoesNotRun(inputs, error, Record())
 
 
 def _describe(inputs: Inputs) -> str:

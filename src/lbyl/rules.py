@@ -16,10 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from lbyl.channels import FIXED, Contraction, Flow, Norm, compact, select_first, varying
+from lbyl.channels import (
+    FIXED,
+    Contraction,
+    Flow,
+    Norm,
+    compact,
+    constant_dropped,
+    select_first,
+    varying,
+)
+from lbyl.leaves import Rule, declare_named, leaf_rule
 from lbyl.record import Call, Ref
 
-Rule = Callable[[Flow, Call], Sequence[Tensor]]
 RULES: dict[str, Rule] = {}
 
 
@@ -39,18 +48,23 @@ def propagate(flow: Flow) -> Flow:
     for call in flow.record.calls:
         for value, labels in zip(call.outputs, _outputs(flow, call)):
             flow.labels[value] = compact(labels).expand(flow.shape(value))
+        _account(flow, call)
     flow.pin_all(flow.record.outputs, "it reaches the model's output")
     flow.pin_all(flow.record.unheard, "it is used by code that cannot be followed")
     return flow
 
 
 def _outputs(flow: Flow, call: Call) -> Sequence[Tensor]:
-    found = RULES.get(call.op)
     if not call.trusted:
         return opaque(flow, call, "reads memory changed in place through another view")
+    found = leaf_rule(call.leaf) if call.leaf is not None else RULES.get(call.op)
     if found is None:
         return opaque(flow, call)
-    labels = found(flow, call)
+    try:
+        labels = found(flow, call)
+    except Exception:
+        # A use of the function that its rule does not foresee. Ties made so far only bind more.
+        return opaque(flow, call, "is called in a way that has no channel rule")
     if len(labels) != len(call.outputs) or any(
         x.shape != flow.shape(v) for x, v in zip(labels, call.outputs)
     ):
@@ -58,10 +72,21 @@ def _outputs(flow: Flow, call: Call) -> Sequence[Tensor]:
     return labels
 
 
+def _account(flow: Flow, call: Call) -> None:
+    """Matrices used other than as a layer's weight stay whole; constants make constants."""
+    parameters = flow.record.parameters
+    for value in call.inputs:
+        several = sum(size > 1 for size in flow.shape(value)) > 1
+        if value in parameters and several and (id(call), value) not in flow.accounted:
+            flow.pin_all([value], f"its weight is also used by {call.op} in {call.module}")
+    if all(v in parameters or v in flow.constants for v in call.inputs):
+        flow.constants.update(call.outputs)
+
+
 def opaque(flow: Flow, call: Call, why: str = "has no channel rule") -> list[Tensor]:
     """Pin all that enters; what comes out is fixed."""
     place = f" in {call.module}" if call.module else ""
-    if any(bool((flow.of(v) != FIXED).any()) or v in flow.record.parameters for v in call.inputs):
+    if any(flow.marked(v) or v in flow.record.parameters for v in call.inputs):
         flow.pin_all(call.inputs, f"it enters {call.op}{place}, which {why}")
     return [torch.tensor(FIXED).expand(flow.shape(v)) for v in call.outputs]
 
@@ -104,7 +129,9 @@ _CONSTANT_RESULT = {"zeros_like", "ones_like", "full_like", "empty_like"}
 def pointwise(flow: Flow, call: Call) -> Sequence[Tensor]:
     """Operands that meet entry by entry are the same channels."""
     shape = flow.shape(call.outputs[0])
-    added = call.op in ADDITIVE
+    # Only sums of activations make a stream; a bias or a learned offset belongs to its channel.
+    fixed = flow.constants | flow.record.parameters.keys()
+    added = call.op in ADDITIVE and sum(v not in fixed for v in set(call.inputs)) > 1
     labels = unify(flow, list(dict.fromkeys(call.inputs)), shape, call, added)
     return [labels] * len(call.outputs)
 
@@ -120,7 +147,7 @@ def unify(
         return torch.tensor(FIXED).expand(shape)
     met: list[Tensor] = []
     for value, label in labels.items():
-        label = _of_parameter(flow, value, label, moving)
+        label = _of_parameter(flow, call, value, label, moving)
         if any(label.shape[d] == 1 and shape[d] > 1 for d in moving):
             # One entry serves many channels (a mask, a scalar): it may not go, they may.
             flow.atoms.pin(label, f"it is spread over all channels by {place}")
@@ -138,7 +165,7 @@ def lead(labels: Tensor, dims: int) -> Tensor:
     return labels.reshape((1,) * (dims - labels.dim()) + tuple(labels.shape))
 
 
-def _of_parameter(flow: Flow, value: int, label: Tensor, moving: list[int]) -> Tensor:
+def _of_parameter(flow: Flow, call: Call, value: int, label: Tensor, moving: list[int]) -> Tensor:
     """A parameter with several long axes is labelled along the one where channels lie."""
     name = flow.record.parameters.get(value)
     shape = flow.shape(value)
@@ -147,6 +174,7 @@ def _of_parameter(flow: Flow, value: int, label: Tensor, moving: list[int]) -> T
         return label
     if sum(size > 1 for size in shape) < 2:
         return label
+    flow.accounted.add((id(call), value))
     return lead(flow.along(flow.atoms.axis(name, axis, shape[axis]), value, axis), label.dim())
 
 
@@ -175,7 +203,7 @@ MOVEMENT = """
 flatten reshape view view_as reshape_as permute transpose transpose_ swapaxes swapdims movedim
 moveaxis t T mT squeeze unsqueeze squeeze_ unsqueeze_ unflatten ravel
 cat concat concatenate stack hstack vstack chunk split tensor_split split_with_sizes unbind
-narrow select __getitem__ index_select flip roll expand expand_as repeat tile repeat_interleave
+narrow select flip roll expand expand_as repeat tile repeat_interleave
 broadcast_to pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
 meshgrid atleast_2d rot90 unfold_copy
 """.split()
@@ -184,7 +212,7 @@ meshgrid atleast_2d rot90 unfold_copy
 @rule(*MOVEMENT)
 def movement(flow: Flow, call: Call) -> Sequence[Tensor]:
     """Labels are moved by the same call that moved the data."""
-    if not any(bool((flow.of(v) != FIXED).any()) for v in call.inputs):
+    if not any(flow.marked(v) for v in call.inputs):
         return [torch.tensor(FIXED).expand(flow.shape(v)) for v in call.outputs]
     args, kwargs = tree_map_only(Ref, lambda r: flow.of(r.value), (call.args, call.kwargs))
     if call.op == "view":
@@ -194,11 +222,65 @@ def movement(flow: Flow, call: Call) -> Sequence[Tensor]:
     outputs = [x for x in tree_flatten(moved)[0] if isinstance(x, Tensor)]
     if call.op in ("chunk", "split", "tensor_split", "split_with_sizes", "unbind"):
         _tie_pieces(flow, outputs, call)
-    elif call.op in ("narrow", "select", "__getitem__"):
+    elif call.op in ("narrow", "select"):
         _pin_cut(flow, outputs, call)
+    elif call.op == "pixel_shuffle":
+        return [_tie_along(flow, x, [x.dim() - 2, x.dim() - 1], call) for x in outputs]
     else:
-        _tie_blocks(flow, outputs, call)
+        return [_tie_blocks(flow, x, call) for x in outputs]
     return outputs
+
+
+@rule("__getitem__", "index_select")
+def indexing(flow: Flow, call: Call) -> Sequence[Tensor]:
+    """Indices that are tensors hold no values here: they may only range over equal labels."""
+    labels = flow.of(call.inputs[0])
+    shape = flow.shape(call.outputs[0])
+    if call.op == "index_select":
+        index: Any = (slice(None),) * (argument(call, 1, "dim") % labels.dim())
+        index = (*index, argument(call, 2, "index"))
+    else:
+        index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
+    if any(isinstance(i, list) for i in index):
+        index = tuple(torch.tensor(i) if isinstance(i, list) else i for i in index)
+    if not any(isinstance(i, Ref) for i in index):
+        out = labels[index]
+        _pin_cut(flow, [out], call)
+        return [out]
+    if any(flow.marked(v) for v in call.inputs[1:]):
+        return opaque(flow, call, "is steered by its values")
+    found, looked_up = _anywhere(flow, index, labels.dim())
+    if set(varying(labels)) & looked_up:
+        return opaque(flow, call, "picks channels by number")
+    out = labels[found].expand(shape)
+    _pin_cut(flow, [out], call)
+    return [out]
+
+
+def _anywhere(flow: Flow, index: tuple[Any, ...], rank: int) -> tuple[tuple[Any, ...], set[int]]:
+    """The index with place 0 wherever a tensor stood, and the dimensions tensors range over."""
+
+    def consumed(i: Any) -> int:
+        if i is None or i is Ellipsis:
+            return 0
+        masked = isinstance(i, Ref) and not flow.record.whole[i.value]
+        return len(flow.shape(i.value)) if masked else 1
+
+    gap = rank - sum(map(consumed, index))
+    found: list[Any] = []
+    looked_up: set[int] = set()
+    dim = 0
+    for i in index:
+        if isinstance(i, Ref):
+            looked_up |= set(range(dim, dim + consumed(i)))
+            if flow.record.whole[i.value]:
+                found.append(torch.zeros(flow.shape(i.value), dtype=torch.long))
+            else:  # a mask: as many entries as the outcome shows
+                found += [torch.zeros(1, dtype=torch.long)] * consumed(i)
+        else:
+            found.append(i)
+        dim += gap if i is Ellipsis else consumed(i)
+    return tuple(found), looked_up
 
 
 def _tie_pieces(flow: Flow, pieces: list[Tensor], call: Call) -> None:
@@ -222,19 +304,82 @@ def _tie_pieces(flow: Flow, pieces: list[Tensor], call: Call) -> None:
 def _pin_cut(flow: Flow, outputs: list[Tensor], call: Call) -> None:
     """Indices written in the code do not move with the channels: what they cut is pinned."""
     source = flow.of(call.inputs[0])
-    kept = {x for out in outputs for x in torch.unique(out).tolist()}
-    if any(x not in kept for x in torch.unique(source).tolist()):
+    kept = torch.unique(torch.cat([constant_dropped(out).reshape(-1) for out in outputs]))
+    if not bool(torch.isin(torch.unique(constant_dropped(source)), kept).all()):
         flow.atoms.pin(source, f"it is indexed by fixed positions in {call.module or call.op}")
 
 
-def _tie_blocks(flow: Flow, outputs: list[Tensor], call: Call) -> None:
+def _tie_blocks(flow: Flow, out: Tensor, call: Call) -> Tensor:
     """Channels split over two dimensions stay equal per block: blocks go place by place."""
-    for out in outputs:
-        dims = varying(out)
-        sources = [flow.of(v) for v in dict.fromkeys(call.inputs)]
-        if len(dims) > 1 and all(len(varying(x)) < len(dims) for x in sources):
-            first = out.narrow(dims[0], 0, 1)
-            flow.atoms.tie(first, out, f"it is regrouped beside fixed entries in {call.module}")
+    dims = varying(out)
+    sources = [flow.of(v) for v in dict.fromkeys(call.inputs)]
+    if len(dims) > 1 and all(len(varying(x)) < len(dims) for x in sources):
+        return _tie_along(flow, out, dims[:1], call)
+    return out
+
+
+def _tie_along(flow: Flow, labels: Tensor, dims: Sequence[int], call: Call) -> Tensor:
+    """Channels that differ only in their place along `dims` go together, under one label."""
+    first = labels
+    for d in dims:
+        first = first.narrow(d, 0, 1)
+    flow.atoms.tie(first, labels, f"it is regrouped beside fixed entries in {call.module}")
+    return first.expand(labels.shape)
+
+
+# Tensors that hold the same number everywhere fit any channels; the trial cut sees whether their
+# size follows the channels.
+BLANK = "zeros ones full empty new_zeros new_ones new_full new_empty".split()
+
+
+@rule(*BLANK)
+def blank(flow: Flow, call: Call) -> Sequence[Tensor]:
+    flow.blank.update(call.outputs)
+    return [torch.tensor(FIXED).expand(flow.shape(v)) for v in call.outputs]
+
+
+@rule("__setitem__")
+def write(flow: Flow, call: Call) -> Sequence[Tensor]:
+    """Writing along dimensions without channels: target and source have the same channels."""
+    target, written = call.args[0].value, value_of(call.args[2])
+    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
+    plain = all(isinstance(i, (Ref, slice, int)) for i in index)
+    if (
+        written is None
+        or not plain
+        or any(flow.marked(i.value) for i in index if isinstance(i, Ref))
+    ):
+        return opaque(flow, call, "writes in a way that has no channel rule")
+    masks = [
+        len(flow.shape(i.value))
+        for i in index
+        if isinstance(i, Ref) and not flow.record.whole[i.value]
+    ]
+    touched = len(index) + sum(masks) - len(masks)
+    shape = flow.shape(target)
+    source = constant_dropped(flow.of(written))
+    inner = len(shape) - touched  # dimensions behind the index are written whole
+    if source.dim() < inner or any(d < source.dim() - inner for d in varying(source)):
+        return opaque(flow, call, "writes channels at positions given by number")
+    for _ in range(source.dim() - inner):
+        source = source.select(0, 0)
+    if set(varying(flow.of(target))) & set(range(touched)):
+        return opaque(flow, call, "writes channels at positions given by number")
+    if target not in flow.blank:
+        flow.atoms.tie(
+            flow.of(target), source, f"it is written beside fixed entries in {call.module}"
+        )
+    return [source.expand(shape)]
+
+
+@rule("roi_align", "roi_pool")
+def regions(flow: Flow, call: Call) -> Sequence[Tensor]:
+    """Pictures of regions keep their channels; where the regions lie has none."""
+    for value in call.inputs[1:]:
+        flow.atoms.pin(flow.of(value), f"it places regions in {call.op}")
+    labels = flow.of(call.inputs[0])
+    channels = flow.vector(call.inputs[0], 1, f"its channels vary by position in {call.op}")
+    return [flow.along(channels, call.outputs[0], 1)] if labels.dim() == 4 else opaque(flow, call)
 
 
 @rule("pad")
@@ -364,6 +509,45 @@ def layer_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
     return [labels]
 
 
+# --- declared modules ---------------------------------------------------------------------------
+
+
+@declare_named("channelwise")
+def channelwise(flow: Flow, call: Call) -> Sequence[Tensor]:
+    """Channels pass one by one; the module's own tensors of their number go along."""
+    x = next(r for r in tree_flatten((call.args, call.kwargs))[0] if isinstance(r, Ref)).value
+    labels = flow.of(x)
+    dims = varying(labels)
+    if len(dims) > 1:
+        return opaque(flow, call, "is declared for channels along one dimension")
+    if dims:
+        channels = select_first(labels, dims[0])
+        for value in dict.fromkeys(call.inputs):
+            name, shape = flow.record.parameters.get(value), flow.shape(value)
+            if name is not None and len(channels) in shape:
+                axis = list(shape).index(len(channels))
+                reason = f"it meets fixed entries in {call.module}"
+                flow.atoms.tie(channels, flow.atoms.axis(name, axis, shape[axis]), reason)
+                flow.accounted.add((id(call), value))
+    return [_same_channels(labels, flow.shape(v), dims) for v in call.outputs]
+
+
+@declare_named("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
+def frozen_batch_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
+    """A BatchNorm written out in arithmetic: known as one, so that repairs can use it."""
+    names = {flow.record.parameters.get(v, "").rpartition(".")[2]: v for v in call.inputs}
+    wanted = ("running_mean", "running_var", "weight", "bias")
+    if not set(wanted) <= names.keys():
+        return channelwise(flow, call)
+    x = call.args[0].value
+    mean, var, weight, bias = (flow.record.parameters[names[n]] for n in wanted)
+    eps = getattr(flow.record.leaves.get(call.module), "eps", 1e-5)
+    flow.norms.append(
+        Norm(mean.rpartition(".")[0], mean, var, weight, bias, eps, x, call.outputs[0])
+    )
+    return channelwise(flow, call)
+
+
 # --- contractions -------------------------------------------------------------------------------
 
 
@@ -378,12 +562,17 @@ def _contract(
     """Tie inputs to the weight's columns; its rows are the channels that come out."""
     name, bias_name = _parameter_name(flow, weight), _parameter_name(flow, bias)
     if name is None or (bias is not None and bias_name is None):
+        if call.module:
+            flow.refused[call.module] = "its weight is computed in the forward pass"
         return opaque(flow, call, "computes its weight in the forward pass")
+    flow.accounted.add((id(call), weight.value))
     size = flow.shape(weight.value)
     input_axis, output_axis = (0, 1) if kind in ("transposed", "matmul") else (1, 0)
     place = call.module or name
     columns = flow.vector(x, dim, f"its channels vary by position at {place}")
-    if groups == 1:
+    if groups > 1:
+        flow.grouped.add(name)
+    if name not in flow.grouped:
         reason = f"it meets fixed entries at the input of {place}"
         inputs = flow.atoms.axis(name, input_axis, size[input_axis])
         flow.atoms.tie(inputs, columns, reason)
@@ -464,7 +653,7 @@ def product(flow: Flow, call: Call) -> Sequence[Tensor]:
         if flow.record.parameters.get(weight) is not None and len(flow.shape(weight)) == 2:
             return _contract(flow, call, "matmul", refs[0].value, refs[1], None, 1, -1)
     flow.fixed_macs += _product_macs(flow, call)
-    return opaque(flow, call)
+    return opaque(flow, call, "mixes its channels")
 
 
 def _product_macs(flow: Flow, call: Call) -> int:
@@ -474,7 +663,7 @@ def _product_macs(flow: Flow, call: Call) -> int:
         return math.prod(q) * k[-2] + math.prod(q[:-1]) * math.prod(v[-2:])
     if call.op == "einsum":
         return 0
-    return math.prod(flow.shape(call.outputs[0])) * shapes[-2 if call.op != "baddbmm" else -2][-1]
+    return math.prod(flow.shape(call.outputs[0])) * shapes[-2][-1]
 
 
 @rule("multi_head_attention_forward")

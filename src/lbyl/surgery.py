@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lbyl.channels import Axis
 from lbyl.exceptions import LbylError
+from lbyl.leaves import sizes_of
 from lbyl.unit import Graph
 
 Kept = Mapping[str, Tensor]
@@ -71,14 +72,23 @@ def replace_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in new:
                 old = id(parameter)
-                value = new[old].to(parameter).contiguous()
+                value = _aligned(new[old].to(parameter))
                 made.setdefault(old, nn.Parameter(value, parameter.requires_grad))
                 module._parameters[name] = made[old]
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in new:
-                module._buffers[name] = new[id(buffer)].to(buffer).contiguous()
+                module._buffers[name] = _aligned(new[id(buffer)].to(buffer))
     for name in values.keys() - state.keys():
         _add_bias(model, name, values[name])
+
+
+def _aligned(value: Tensor) -> Tensor:
+    """A tensor in memory of its own where it lies askew, as slices of a file do.
+
+    Kernels treat such memory differently, in the last bit of what they compute.
+    """
+    value = value.contiguous()
+    return value.clone() if value.device.type == "cpu" and value.data_ptr() % 64 else value
 
 
 def _add_bias(model: nn.Module, name: str, value: Tensor) -> None:
@@ -120,7 +130,10 @@ def _refit(module: nn.Module, before: nn.Module) -> None:
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.shape[0]
     elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # Hugging Face's GPT-2
-        module.nx, module.nf = module.weight.shape
+        assert isinstance(weight, Tensor)
+        module.__dict__.update(nx=weight.shape[0], nf=weight.shape[1])
+    for attribute, follows in sizes_of(type(module)).items():
+        setattr(module, attribute, len(getattr(module, follows)))
 
 
 def _refit_conv(module: nn.modules.conv._ConvNd, before: nn.Module) -> None:

@@ -37,7 +37,7 @@ def trace(
     graph = build(flow, streams=streams)
     graph = choose(graph, modules, skip)
     graph = replace(graph, batch=_batch(example_inputs))
-    return prove(model, example_inputs, graph)
+    return prove(model, example_inputs, graph, flow.record.fake)
 
 
 def check_model(model: nn.Module) -> None:
@@ -45,7 +45,7 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise LbylError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise LbylError(f"{name} is uninitialised: run the model once before compressing it")
         if tensor.dtype.is_floating_point and not bool(torch.isfinite(tensor).all()):
             raise LbylError(
@@ -80,34 +80,36 @@ def without(graph: Graph, dropped: dict[str, str]) -> Graph:
     return replace(graph, units=units, left_alone=alone)
 
 
-def build(flow: Flow, streams: bool) -> Graph:
-    """Group the channels that a flow found into units."""
+def build(flow: Flow, streams: bool, least: int = 2) -> Graph:
+    """Group the channels that a flow found into units of at least so many."""
     classes = flow.atoms.classes()
-    pinned = _pinned(flow.atoms, classes)
-    full = [c for c in flow.contractions if c.groups == 1]
-    groups = _group_producers(full, flow.atoms, classes, pinned)
+    pinned = flow.atoms.pinned(classes)
+    full = [c for c in flow.contractions if c.weight not in flow.grouped]
+    read_by = _readers(full, flow.atoms, classes)
     added = set(classes[flow.atoms.added()].tolist())
-    numbering = torch.full((flow.atoms.count,), -1)
-    units: list[Unit] = []
-    alone = {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
-    start = 0
-    for layers, members in groups:
-        if not members:
-            continue
-        stream = bool(added & set(members))
-        read_by = _readers(full, flow.atoms, classes, members)
-        why = _why_not(layers, members, stream and not streams, read_by)
+    alone = dict(flow.refused)
+    alone |= {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
+    chosen: list[tuple[list[Contraction], list[int]]] = []
+    groups = [g for g in _group_producers(full, flow.atoms, classes, pinned) if g[1]]
+    feedback = _feedback(flow, [layers for layers, _ in groups])
+    residual: list[bool] = []
+    for (layers, members), fed in zip(groups, feedback):
+        readers = _union(read_by, members)
+        stream = fed and bool(added & set(members))
+        why = _why_not(layers, len(members) < least, stream and not streams, readers)
         if why:
             alone |= {layer.name: why for layer in layers}
             continue
         for layer in layers:
             alone.pop(layer.name, None)
-        roots = torch.tensor(members)
-        numbering[roots] = torch.arange(start, start + len(members))
-        units.append(_unit(flow, classes, layers, roots, start, read_by, stream))
-        start += len(members)
-    axes = {axis: numbering[classes[atoms]] for axis, atoms in flow.atoms.axes.items()}
-    axes = {axis: index for axis, index in axes.items() if bool((index >= 0).any())}
+        chosen.append((layers, members))
+        residual.append(stream)
+    axes, owners = _number(flow, classes, [members for _, members in chosen])
+    units: list[Unit] = []
+    for i, (layers, members) in enumerate(chosen):
+        start = units[-1].range.stop if units else 0
+        readers = _union(read_by, members)
+        units.append(_unit(flow, layers, start, len(members), readers, owners[i], residual[i]))
     return Graph(
         tuple(units),
         _consumers(flow, full, axes),
@@ -121,12 +123,51 @@ def build(flow: Flow, streams: bool) -> Graph:
     )
 
 
-def _pinned(atoms: Atoms, classes: Tensor) -> dict[int, str]:
-    """class → reason, for every channel that has a pinned atom."""
-    reasons: dict[int, str] = {}
-    for atom in sorted(atoms.reasons):
-        reasons.setdefault(int(classes[atom]), atoms.reasons[atom])
-    return reasons
+def _feedback(flow: Flow, groups: list[list[Contraction]]) -> list[bool]:
+    """For every group of layers: do its channels reach the input of one of its own layers?
+
+    That tells a residual stream, which many blocks read and add to, from branches that only meet
+    in one sum.
+    """
+    group_of = {id(c.call): i for i, layers in enumerate(groups) for c in layers}
+    weight_of = {c.weight: i for i, layers in enumerate(groups) for c in layers}
+    group_of |= {
+        id(c.call): weight_of[c.weight] for c in flow.contractions if c.weight in weight_of
+    }
+    behind: dict[int, int] = {}  # value → the groups it depends on, a bit each
+    fed = [False] * len(groups)
+    for call in flow.record.calls:
+        bits = 0
+        for value in call.inputs:
+            bits |= behind.get(value, 0)
+        group = group_of.get(id(call))
+        if group is not None:
+            fed[group] |= bool(bits >> group & 1)
+            bits |= 1 << group
+        behind |= dict.fromkeys(call.outputs, bits)
+    return fed
+
+
+def _number(
+    flow: Flow, classes: Tensor, groups: list[list[int]]
+) -> tuple[dict[Axis, Tensor], list[list[str]]]:
+    """Number the channels of all groups in turn: every axis by channel, parameters by group."""
+    numbering = torch.full((flow.atoms.count,), -1)
+    members = torch.tensor([c for group in groups for c in group], dtype=torch.long)
+    numbering[members] = torch.arange(len(members))
+    sizes = torch.tensor([len(group) for group in groups], dtype=torch.long)
+    group_of = torch.repeat_interleave(torch.arange(len(groups)), sizes)
+    axes: dict[Axis, Tensor] = {}
+    owners: list[list[str]] = [[] for _ in groups]
+    for axis, atoms in flow.atoms.axes.items():
+        index = numbering[classes[atoms]]
+        free = index[index >= 0]
+        if not len(free):
+            continue
+        axes[axis] = index
+        for group in torch.unique(group_of[free]).tolist():
+            owners[group].append(axis[0])
+    return axes, owners
 
 
 def _rows(layer: Contraction, atoms: Atoms, classes: Tensor) -> list[int]:
@@ -160,23 +201,32 @@ def _group_producers(
 
 
 def _readers(
-    layers: Sequence[Contraction], atoms: Atoms, classes: Tensor, members: list[int]
-) -> list[str]:
-    wanted = set(members)
-    names = {}
+    layers: Sequence[Contraction], atoms: Atoms, classes: Tensor
+) -> dict[int, dict[str, None]]:
+    """channel → names of the layers that read it, in order."""
+    found: dict[int, dict[str, None]] = {}
     for layer in layers:
-        if wanted.intersection(classes[atoms.axes[layer.weight, layer.input_axis]].tolist()):
-            names[layer.name] = None
+        columns = torch.unique(classes[atoms.axes[layer.weight, layer.input_axis]])
+        for channel in columns.tolist():
+            found.setdefault(channel, {})[layer.name] = None
+    return found
+
+
+def _union(read_by: dict[int, dict[str, None]], members: list[int]) -> list[str]:
+    """The layers that read any of these channels."""
+    names: dict[str, None] = {}
+    for member in members:
+        names |= read_by.get(member, {})
     return list(names)
 
 
 def _why_not(
-    layers: list[Contraction], members: list[int], unwanted_stream: bool, readers: list[str]
+    layers: list[Contraction], too_few: bool, unwanted_stream: bool, readers: list[str]
 ) -> str | None:
     if unwanted_stream:
         others = ", ".join(layer.name for layer in layers[:4])
         return f"its channels are added to others' (residual stream: {others}); see streams=True"
-    if len(members) < 2:
+    if too_few:
         return "its channels can only go all together"
     if not readers:
         return "no layer reads its channels"
@@ -190,32 +240,23 @@ def _reason(layer: Contraction, atoms: Atoms, classes: Tensor, pinned: dict[int,
 
 def _unit(
     flow: Flow,
-    classes: Tensor,
     layers: list[Contraction],
-    roots: Tensor,
     start: int,
+    channels: int,
     readers: list[str],
+    touched: list[str],
     stream: bool,
 ) -> Unit:
     producers = tuple(
         Producer(c.name, c.weight, c.output_axis, c.bias, norm_behind(flow, c.value_out), c.kind)
         for c in layers
     )
-    member = torch.zeros(flow.atoms.count, dtype=torch.bool)
-    member[roots] = True
-    own = {p.weight for p in producers}
-    read = {c.weight for c in flow.contractions if c.name in readers}
-    between = {
-        name.rpartition(".")[0] or name: None
-        for (name, axis), atoms in flow.atoms.axes.items()
-        if bool(member[classes[atoms]].any())
-        and name not in own
-        and name not in read
-        and name not in {p.bias for p in producers}
-    }
+    named = {p.weight for p in producers} | {p.bias for p in producers}
+    named |= {c.weight for c in flow.contractions if c.name in readers}
+    between = {name.rpartition(".")[0] or name: None for name in touched if name not in named}
     path = _path(flow, layers[0])
     return Unit(
-        layers[0].name, start, len(roots), producers, tuple(readers), tuple(between), path, stream
+        layers[0].name, start, channels, producers, tuple(readers), tuple(between), path, stream
     )
 
 
@@ -228,7 +269,7 @@ def norm_behind(flow: Flow, value: int) -> Norm | None:
 
 def _path(flow: Flow, layer: Contraction) -> tuple[str, ...]:
     """The calls that a layer's output passes on its first way to a layer that reads it."""
-    ends = {id(c.call) for c in flow.contractions if c.groups == 1}
+    ends = {id(c.call) for c in flow.contractions if c.weight not in flow.grouped}
     names: list[str] = []
     value, place = layer.value_out, -1
     while True:

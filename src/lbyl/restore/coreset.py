@@ -40,7 +40,7 @@ class Coreset(Method):
         while len(torch.unique(drawn)) < count:
             more = torch.multinomial(probabilities, len(drawn), True, generator=generator)
             drawn = torch.cat([drawn, more])
-            if len(drawn) > 1 << 22:  # channels that are all but never drawn: take the largest
+            if len(drawn) > 1 << 19:  # channels that are all but never drawn: take the largest
                 rest = torch.argsort(probabilities, descending=True, stable=True)
                 drawn = torch.cat([drawn, rest[~torch.isin(rest, drawn)]])
         ordered = torch.arange(len(drawn))
@@ -62,6 +62,8 @@ class Coreset(Method):
         factors = torch.ones(len(kept), dtype=torch.float64)
         if len(kept) < weights.unit.channels:
             draws = self._draws(weights, len(kept)).double()
-            factors = (draws / (self._probabilities(weights) * draws.sum()))[kept]
-        matrix[kept, torch.arange(len(kept))] = factors
+            # Under a plan made otherwise nothing was drawn, so there is nothing to weigh by.
+            if torch.equal(torch.nonzero(draws).reshape(-1), kept.cpu()):
+                factors = (draws / (self._probabilities(weights) * draws.sum()))[kept.cpu()]
+        matrix[kept.cpu(), torch.arange(len(kept))] = factors
         return Delivery(matrix.to(weights.device))

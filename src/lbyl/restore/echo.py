@@ -95,20 +95,37 @@ def solve_ridge(right: Tensor, matrix: Tensor, ridge: float) -> Tensor:
     return torch.cholesky_solve(right.T, factor).T
 
 
-def unit_covariance(weights: UnitWeights, statistics: Statistics | None) -> Tensor | None:
-    """(m, m): covariance of a unit's channels, from the first consumer that reads them all."""
+def unit_moments(
+    weights: UnitWeights, statistics: Statistics | None
+) -> tuple[Tensor, Tensor] | None:
+    """Mean (m,) and covariance (m, m) of a unit's channels, where a consumer reads them all."""
     if statistics is None:
         return None
     for consumer in weights.consumers:
         moments = statistics.get(consumer.name)
         if moments is None:
             continue
-        _, covariance = moments.channel_level()
         channel = consumer.channel
         if moments.columns is not None:
             channel = channel[moments.columns[:, 0]]
-        owned = [(channel == i).nonzero().reshape(-1) for i in weights.unit.range]
-        if all(len(x) for x in owned):
-            first = torch.stack([x[0] for x in owned]).to(covariance.device)
-            return covariance[first][:, first]
+        places = first_places(channel, weights.unit.start, weights.unit.channels)
+        if places is not None:
+            mean, covariance = moments.channel_level()
+            places = places.to(covariance.device)
+            return mean[places], covariance[places][:, places]
     return None
+
+
+def unit_covariance(weights: UnitWeights, statistics: Statistics | None) -> Tensor | None:
+    """(m, m): covariance of a unit's channels, None where nothing was measured."""
+    found = unit_moments(weights, statistics)
+    return None if found is None else found[1]
+
+
+def first_places(channel: Tensor, start: int, count: int) -> Tensor | None:
+    """Where each of a unit's channels first stands among a reader's features."""
+    wanted = torch.arange(start, start + count)
+    order = torch.argsort(channel, stable=True)
+    ranks = torch.searchsorted(channel[order], wanted)
+    places = order[ranks.clamp(max=len(order) - 1)]
+    return places if torch.equal(channel[places], wanted) else None

@@ -7,6 +7,7 @@ filters of a layer share one eigendecomposition: their systems differ only by a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,10 @@ class LBYL(Method):
     def __post_init__(self) -> None:
         if self.variant not in ("theorem", "released"):
             raise LbylError(f"lbyl has no variant {self.variant!r}: use 'theorem' or 'released'")
-        if self.lambda1 < 0 or self.lambda2 < 0:
-            raise LbylError("lbyl's lambda1 and lambda2 must not be negative")
+        for name in ("lambda1", "lambda2"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise LbylError(f"lbyl's {name} is {value}: it must be finite and not negative")
 
     def deliver(
         self, weights: UnitWeights, kept: Tensor, statistics: Statistics | None

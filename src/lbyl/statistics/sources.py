@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.exceptions import LbylError
 from lbyl.record import Inputs
-from lbyl.statistics.collect import Passes
+from lbyl.statistics.gather import Passes, Progress
 from lbyl.statistics.synthetic import procedural_images
+from lbyl.statistics.tokens import find_text, random_text
 
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once
 
@@ -30,6 +31,11 @@ def procedural(
     """Procedural images of the example's shape; random tokens where the example is of numbers."""
     start = time.perf_counter()
     device = _device(model)
+    example_inputs = tree_map_only(Tensor, lambda x: x.to(device), example_inputs)
+    if _takes_lists(example_inputs):
+        batches = _image_lists(example_inputs, count or LISTED, seed, device)
+        seconds = {"images": time.perf_counter() - start}
+        return Passes(batches, len(batches), True, "procedural", seconds)
     tensors = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor) and x.dim()]
     if not tensors:
         raise LbylError("the example inputs hold no tensor to model inputs on")
@@ -39,16 +45,39 @@ def procedural(
     sizes = [min(per_batch, total - i) for i in range(0, total, per_batch)]
     if len(sizes) > 1 and sizes[-1] < per_batch // 2:  # a small batch has poor statistics
         sizes[-2:] = [sizes[-2] + sizes[-1]]
-    made = tree_map_only(
-        Tensor, lambda x: _like(x, total, tensors[0].shape[0], seed, device), example_inputs
-    )
+    text = find_text(model, example_inputs)
+    if text is not None:
+        made = random_text(text, example_inputs, total, seed)
+    else:
+        made = tree_map_only(
+            Tensor, lambda x: _like(x, total, tensors[0].shape[0], seed, device), example_inputs
+        )
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    batches = [
-        tree_map_only(Tensor, lambda x, a=a, n=n: x[a : a + n] if x.dim() else x, made)
-        for a, n in zip(offsets, sizes)
-    ]
+    batches = [_part(made, first, size) for first, size in zip(offsets, sizes)]
     seconds = {"images": time.perf_counter() - start}
     return Passes(batches, len(batches), True, "procedural", seconds)
+
+
+LISTED = 32  # images for detectors, which make them large
+LISTED_BATCH = 4
+
+
+def _takes_lists(inputs: Inputs) -> bool:
+    """Whether the first argument is a list of images, as torchvision's detectors take."""
+    first = inputs[0] if isinstance(inputs, tuple) and inputs else None
+    return isinstance(first, list) and all(isinstance(x, Tensor) and x.dim() == 3 for x in first)
+
+
+def _image_lists(inputs: Inputs, total: int, seed: int, device: torch.device) -> list[Inputs]:
+    """Batches of lists of images between 0 and 1, which detectors normalise themselves."""
+    like = inputs[0][0]
+    images = procedural_images(total, tuple(like.shape), seed=seed, device=str(device)).to(like)
+    images = (0.5 + 0.25 * images).clamp(0, 1)
+    return [(list(part), *inputs[1:]) for part in images.split(LISTED_BATCH)]
+
+
+def _part(inputs: Inputs, first: int, size: int) -> Inputs:
+    return tree_map_only(Tensor, lambda x: x[first : first + size] if x.dim() else x, inputs)
 
 
 def _like(x: Tensor, total: int, batch: int, seed: int, device: torch.device) -> Tensor:
@@ -64,6 +93,20 @@ def _like(x: Tensor, total: int, batch: int, seed: int, device: torch.device) ->
         tokens = torch.randint(int(x.max()) + 1, (total, *x.shape[1:]), generator=generator)
         return tokens.to(device)
     return x[:1].expand(total, *x.shape[1:]).to(device)  # masks and flags stay as they are
+
+
+def inverted(model: nn.Module, passes: Passes, progress: Progress | None = None) -> Passes:
+    """The same inputs after gradient steps that make BatchNorm see what it remembers."""
+    from lbyl.statistics.inversion import invert
+
+    start = time.perf_counter()
+    batches = list(passes.batches)
+    if not all(isinstance(x, Tensor) and x.dtype.is_floating_point for x in batches):
+        raise LbylError("images='inversion' needs a network that takes one image tensor")
+    changed = [invert(model, x, progress=progress) for x in batches]
+    seconds = {**passes.seconds, "inversion": time.perf_counter() - start}
+    # They agree with the running statistics, so BatchNorm may work in its ordinary mode.
+    return Passes(changed, len(changed), False, "inversion", seconds)
 
 
 def calibration(model: nn.Module, loader: Iterable[Any], *, limit: int | None = None) -> Passes:

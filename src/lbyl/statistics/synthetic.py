@@ -2,14 +2,18 @@
 
 Two families carry most of what natural images share. Dead leaves (opaque shapes that hide one
 another, radius density ∝ r⁻³) give edges, flat regions and occlusion at every scale; pink noise
-(amplitude 1/f^1.5) gives the power spectrum. In both, the colour channels mostly agree.
+(amplitude 1/f^1.5) gives the power spectrum. In both, the colour channels mostly agree. The default
+kind, `scenes`, joins them as photographs do: leaves seen from three distances, with texture on
+them, under light of varying strength and colour.
 
 What the design must satisfy: no Python loop over images, the same images for the same seed on the
 same device, any prefix of the set a mixture of the kinds, and so little time that nobody caches.
 
-Every image is brought to zero mean and unit deviation *per image and per channel*, so an image
-does not depend on which others were asked for. Where a single image has no spread of its own
-(one pixel), the set's mean and deviation serve instead.
+Every image of the plain kinds is brought to zero mean and unit deviation *per image and per
+channel*, so an image does not depend on which others were asked for. Where a single image has no
+spread of its own (one pixel), the set's mean and deviation serve instead. Scenes keep the
+brightness, contrast and tint that their light gave them: about zero mean and unit deviation over
+the set, as a normalised data set has.
 """
 
 from __future__ import annotations
@@ -27,11 +31,15 @@ Painter = Callable[[int, int, Size, torch.Generator], Tensor]
 
 #: Name → painter ``(count, channels, size, generator) -> (count, channels, *size)``, unnormalised.
 KINDS: dict[str, Painter] = {}
+LIT = {"scenes"}  # kinds whose light is part of the picture: not standardised afterwards
 
 PINK_EXPONENT = 1.5
 COLOUR_SPREAD = 0.5  # what a channel has of its own, relative to the grey that all share
 SMALLEST_RADIUS, LARGEST_RADIUS = 1 / 64, 1 / 3  # of the shorter side
 FEWEST_PIXELS = 1.5  # of radius: below that a leaf is a speck of noise
+DISTANCES = ((1 / 64, 1 / 3), (3 / 32, 1 / 2), (5 / 32, 0.9))  # radii of leaves in scenes
+SCENE_SPREAD, TEXTURE, TEXTURE_SPREAD = 0.2, 0.3, 0.1
+BRIGHTNESS, CONTRAST, TINT = 0.5, 0.3, 0.15  # deviations of the light from image to image
 LAYERS_OF_LEAVES = 4.0  # how often a pixel is covered on average: e⁻⁴ = 2 % see the background
 CHUNK_PIXELS = {"cpu": 1 << 20}  # the CPU's cache decides; an accelerator takes far more at once
 CHUNK_PIXELS_ELSEWHERE = 1 << 25
@@ -43,7 +51,7 @@ def procedural_images(
     *,
     seed: int = 0,
     device: str | torch.device = "cpu",
-    kinds: Sequence[str] = ("leaves", "pink"),
+    kinds: Sequence[str] = ("scenes",),
 ) -> Tensor:
     """Return ``count`` images of ``shape`` as float32 ``(count, *shape)``.
 
@@ -60,8 +68,8 @@ def procedural_images(
     for place, name in enumerate(kinds):
         share = len(range(place, count, len(kinds)))
         if share:
-            painter = KINDS["pink" if name == "leaves" and len(size) != 2 else name]
-            images[place :: len(kinds)] = standardise(painter(share, channels, size, generator))
+            painted = KINDS[name](share, channels, size, generator)
+            images[place :: len(kinds)] = painted if name in LIT else standardise(painted)
     return images.reshape(count, *shape)
 
 
@@ -118,7 +126,13 @@ def white_noise(count: int, channels: int, size: Size, generator: torch.Generato
 @register_kind("pink")
 def pink_noise(count: int, channels: int, size: Size, generator: torch.Generator) -> Tensor:
     """Noise of amplitude 1/f^1.5 in any number of dimensions, correlated across channels."""
-    white = _normal((count, channels, *size), generator).mul_(COLOUR_SPREAD)
+    return _pink(count, channels, size, generator, COLOUR_SPREAD)
+
+
+def _pink(
+    count: int, channels: int, size: Size, generator: torch.Generator, spread: float
+) -> Tensor:
+    white = _normal((count, channels, *size), generator).mul_(spread)
     white += _normal((count, 1, *size), generator)
     dims = tuple(range(2, 2 + len(size)))
     # Shaping real noise costs a second transform, but needs no care for Hermitian symmetry.
@@ -148,13 +162,30 @@ def _amplitude(size: Size, device: torch.device) -> Tensor:
 
 @register_kind("leaves")
 def dead_leaves(count: int, channels: int, size: Size, generator: torch.Generator) -> Tensor:
-    """Opaque discs and rectangles that hide one another, each of one colour."""
+    """Opaque discs and rectangles that hide one another, each of one colour.
+
+    Leaves are a thing of the plane: for signals and volumes pink noise takes their place.
+    """
+    if len(size) != 2:
+        return _pink(count, channels, size, generator, COLOUR_SPREAD)
+    ends = (SMALLEST_RADIUS, LARGEST_RADIUS)
+    return _leaves(count, channels, size, generator, ends, COLOUR_SPREAD)
+
+
+def _leaves(
+    count: int,
+    channels: int,
+    size: Size,
+    generator: torch.Generator,
+    ends: tuple[float, float],
+    spread: float,
+) -> Tensor:
     height, width = size
-    leaves = _leaf_count(height, width)
-    outlines = _outlines(count, leaves, height, width, generator)
+    leaves = _leaf_count(height, width, ends)
+    outlines = _outlines(count, leaves, height, width, ends, generator)
     grey = _uniform((count, 1, leaves + 1), generator)
     own = _uniform((count, channels, leaves + 1), generator)
-    colours = grey + COLOUR_SPREAD * own
+    colours = grey + spread * own
     images = torch.empty((count, channels, height * width), device=generator.device)
     for part in _chunks(count, height * width, generator.device):
         labels = _frontmost(outlines[:, part], height, width).flatten(1).long()
@@ -164,33 +195,38 @@ def dead_leaves(count: int, channels: int, size: Size, generator: torch.Generato
     return images.view(count, channels, height, width)
 
 
-def _radii(uniform: Tensor, height: int, width: int) -> Tensor:
+def _radii(uniform: Tensor, height: int, width: int, ends: tuple[float, float]) -> Tensor:
     """Density ∝ r⁻³ by inversion: r⁻² is uniform between its two ends."""
     side = min(height, width)
-    smallest = max(FEWEST_PIXELS, side * SMALLEST_RADIUS)
-    largest = max(1.5 * smallest, side * LARGEST_RADIUS)
+    smallest = max(FEWEST_PIXELS, side * ends[0])
+    largest = max(1.5 * smallest, side * ends[1])
     return torch.lerp(
         torch.full_like(uniform, largest**-2), torch.full_like(uniform, smallest**-2), uniform
     ).rsqrt()
 
 
-def _leaf_count(height: int, width: int) -> int:
+def _leaf_count(height: int, width: int, ends: tuple[float, float]) -> int:
     """As many leaves as cover a pixel ``LAYERS_OF_LEAVES`` times on average."""
-    radius = _radii((torch.arange(256) + 0.5) / 256, height, width)
+    radius = _radii((torch.arange(256) + 0.5) / 256, height, width, ends)
     covering = math.pi * radius.square() / ((height + 2 * radius) * (width + 2 * radius))
     # Labels are int16; a very long strip of an image has to do with fewer layers.
     return min(32_000, math.ceil(LAYERS_OF_LEAVES / covering.mean().item()))
 
 
 def _outlines(
-    count: int, leaves: int, height: int, width: int, generator: torch.Generator
+    count: int,
+    leaves: int,
+    height: int,
+    width: int,
+    ends: tuple[float, float],
+    generator: torch.Generator,
 ) -> Tensor:
     """(7, count, leaves): centre y, x; half height; then what a row's span is computed from.
 
     A disc has its radius and zeros; a rectangle has its two half sides and its sine and cosine.
     """
     u = torch.rand((7, count, leaves), device=generator.device, generator=generator)
-    radius = _radii(u[0], height, width)
+    radius = _radii(u[0], height, width, ends)
     y = u[1] * (height + 2 * radius) - radius
     x = u[2] * (width + 2 * radius) - radius
     # Rectangles have the area of the disc and sides of ratio 1/2 to 2; half of them lie square.
@@ -280,6 +316,47 @@ def _chunks(count: int, pixels: int, device: torch.device) -> Iterator[slice]:
     step = max(1, CHUNK_PIXELS.get(device.type, CHUNK_PIXELS_ELSEWHERE) // pixels)
     for begin in range(0, count, step):
         yield slice(begin, begin + step)
+
+
+# ------------------------------------------------------------------------------------ scenes
+
+
+@register_kind("scenes")
+def scenes(count: int, channels: int, size: Size, generator: torch.Generator) -> Tensor:
+    """Dead leaves at three distances, textured by pink noise, under varying light."""
+    texture = _whole(_pink(count, channels, size, generator, TEXTURE_SPREAD))
+    if len(size) != 2:
+        return _light(texture, generator)
+    images = torch.empty_like(texture)
+    for place, ends in enumerate(DISTANCES):
+        share = len(range(place, count, len(DISTANCES)))
+        if share:
+            painted = _leaves(share, channels, size, generator, ends, SCENE_SPREAD)
+            images[place :: len(DISTANCES)] = _whole(painted)
+    images += texture.mul_(TEXTURE)
+    return _light(images.div_(math.hypot(1, TEXTURE)), generator)
+
+
+def _whole(images: Tensor) -> Tensor:
+    """Zero mean and unit deviation per image, all channels together: tints survive."""
+    flat = images.flatten(1)
+    if flat.shape[1] == 1:
+        return images
+    deviation, mean = torch.std_mean(flat, dim=1, correction=0, keepdim=True)
+    return ((flat - mean) / deviation.clamp_min(1e-5)).view(images.shape)
+
+
+def _light(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Contrast, brightness and tint, drawn for every image."""
+    count, channels = images.shape[:2]
+    ones = [1] * (images.dim() - 2)
+    contrast = torch.exp(CONTRAST * _normal((count, 1, *ones), generator))
+    shift = BRIGHTNESS * _normal((count, 1, *ones), generator)
+    shift = shift + TINT * _normal((count, channels, *ones), generator)
+    # What the mean squares of the three leave to the image itself, for unit deviation in all.
+    room = 1 - BRIGHTNESS**2 - TINT**2
+    strength = math.sqrt(room / math.exp(2 * CONTRAST**2))
+    return images.mul_(contrast * strength).add_(shift)
 
 
 # ---------------------------------------------------------------------- kinds for experiments

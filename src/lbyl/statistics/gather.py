@@ -27,9 +27,12 @@ from lbyl.unit import Consumer, Graph
 FEATURE_LIMIT = 4608
 """Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""
 
-SAMPLES_PER_FEATURE = 32
-MINIMUM_SAMPLES = 1 << 17
+SAMPLES_PER_FEATURE = 12
+MINIMUM_SAMPLES = 1 << 16
 """Positions are thinned out to about so many samples: neighbours say little new."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage's name, steps done and steps in all."""
 
 CONVOLUTIONS: dict[Callable[..., Any], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 
@@ -98,7 +101,7 @@ class Listener(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.batch_norm and self.batch_statistics:
-            return _batch_norm(*args, **kwargs)
+            return batch_norm_by_batch(*args, **kwargs)
         weight = args[1] if len(args) > 1 else kwargs.get("weight")
         if id(weight) in self.accumulators and (func in CONVOLUTIONS or func is F.linear):
             self._gather(func, self.accumulators[id(weight)], args, kwargs)
@@ -135,7 +138,7 @@ class Listener(TorchFunctionMode):
             into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit))
 
 
-def _batch_norm(
+def batch_norm_by_batch(
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -196,7 +199,8 @@ def gather_convolution(
     if x.dim() == len(geometry.kernel) + 1:
         x = x[None]
     if math.prod(geometry.kernel) == 1 and into.per_tap:
-        x = x[(..., *(slice(None, None, s) for s in geometry.stride))]
+        for d, step in enumerate(geometry.stride):
+            x = x[(slice(None),) * (2 + d) + (slice(None, None, step),)]
         into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit))
         return
     positions = x.shape[0] * math.prod(x.shape[2:]) / math.prod(geometry.stride)
@@ -249,7 +253,13 @@ class Passes:
 
 
 def run_passes(
-    model: nn.Module, graph: Graph, passes: Passes, *, taps: str = "auto", seed: int = 0
+    model: nn.Module,
+    graph: Graph,
+    passes: Passes,
+    *,
+    taps: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Statistics:
     """Run the network over the batches and return the moments at every consumer."""
     state = tensors(model)
@@ -260,9 +270,11 @@ def run_passes(
     start = time.perf_counter()
     listener = Listener(accumulators, passes.batch_statistics, seed)
     with evaluation_mode(model), torch.no_grad():
-        for batch in passes.batches:
+        for step, batch in enumerate(passes.batches):
             with listener:
                 call_model(model, batch)
+            if progress:
+                progress("collecting", step + 1, passes.count)
     moments = {a.consumer.name: a.moments() for a in accumulators.values() if a.count}
     seconds = {**passes.seconds, "collect": time.perf_counter() - start}
     return Statistics(moments, passes.source, seconds)

@@ -1,0 +1,242 @@
+"""Accuracy after pruning and restoring, every method side by side, on real networks.
+
+    python benchmarks/restoration.py                 # all networks, full test sets (a GPU helps)
+    python benchmarks/restoration.py --small         # minutes on two cores
+
+Prints a table per network and keeps JSON and a plot in docs/results. Real calibration images are
+test images used without their labels; everything else needs no data at all. `lbyl` is shown with
+the best of a grid of its two hyperparameters, chosen by test accuracy: more than a user could do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lbyl
+from harness import load_data, load_network, print_table, save_results
+from lbyl import zoo
+
+# The layers that published tables prune: convolutions of VGG, inner ones of residual blocks,
+# expansions of inverted bottlenecks.
+LAYERS: dict[str, dict[str, Any]] = {
+    "vgg16_cifar10": {"modules": "features.*"},
+    "resnet56_cifar10": {"modules": "layer*"},
+    "resnet20_cifar10": {"modules": "layer*"},
+    "resnet50_cifar100": {"modules": "layer*"},
+    "mobilenet_v2_imagenet": {"modules": [f"features.{i}.conv.0.0" for i in range(2, 18)]},
+}
+RATIOS = {"mobilenet_v2_imagenet": (0.05, 0.1, 0.3)}
+GRID = tuple(itertools.product((1e-6, 1e-5, 1e-4), (1e-4, 1e-3, 1e-2, 1e-1)))
+SEEDS = (0, 1, 2)
+
+
+@dataclass
+class Bench:
+    """One network with its test images on the device, and statistics from each source."""
+
+    name: str
+    model: nn.Module
+    info: zoo.NetworkInfo
+    graph: lbyl.Graph
+    example: Tensor
+    batches: list[tuple[Tensor, Tensor]]
+    statistics: dict[str, lbyl.Statistics] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @torch.inference_mode()
+    def accuracy(self, model: nn.Module) -> float:
+        hits = total = 0
+        for images, labels in self.batches:
+            hits += int((model(images).argmax(1) == labels).sum())
+            total += len(labels)
+        return 100 * hits / total
+
+    def source(self, name: str) -> lbyl.Statistics:
+        """Statistics of a source, collected at the first call."""
+        if name not in self.statistics:
+            start = time.perf_counter()
+            options: dict[str, Any] = {}
+            if name == "inversion":
+                options["images"] = "inversion"
+            elif name == "real":
+                options["calibration"] = real_images(self)
+            self.statistics[name] = lbyl.collect(
+                self.model, self.example, graph=self.graph, **options
+            )
+            self.seconds[name] = time.perf_counter() - start
+        return self.statistics[name]
+
+    def compress(self, ratio: float, criterion: Any, method: Any, source: str) -> lbyl.Result:
+        """One compression; statistics are handed over so that none is collected twice."""
+        return lbyl.compress(
+            self.model,
+            self.example,
+            ratio,
+            criterion=criterion,
+            method=method,
+            graph=self.graph,
+            statistics=self.source(source),
+        )
+
+
+def real_images(bench: Bench) -> list[Tensor]:
+    count = 256 if bench.info.dataset == "ImageNet" else 1024
+    images = torch.cat([x for x, _ in bench.batches])[:count]
+    return list(images.split(64 if bench.info.dataset == "ImageNet" else 512))
+
+
+def prepare(name: str, device: str, limit: int | None) -> Bench:
+    model, info = load_network(name, device)
+    size = 100 if info.dataset == "ImageNet" else 500
+    batches = list(load_data(info).batches(size, info.mean, info.std, device=device, limit=limit))
+    example = torch.zeros(1, *info.input_shape, device=device)
+    graph = lbyl.trace(model, example, **LAYERS[name])
+    return Bench(name, model, info, graph, example, batches)
+
+
+def methods() -> Iterator[tuple[str, Any, Any, str]]:
+    """(column, method, criterion or None for the row's own, source of statistics)."""
+    yield "none", "none", None, "procedural"
+    yield "neuron-merging", lbyl.NeuronMerging(variant="released"), None, "procedural"
+    for extra in ("fold", "moments"):
+        if extra in lbyl.methods.names():
+            yield extra, extra, None, "analytic" if extra == "moments" else "procedural"
+    yield "echo", "echo", None, "procedural"
+    yield "echo, inverted images", "echo", None, "inversion"
+    yield "echo, real images", "echo", None, "real"
+
+
+def row(bench: Bench, ratio: float, criterion: str, grid: bool) -> dict[str, float]:
+    """Accuracies of one line of the table; random is a mean over seeds."""
+    choices: list[Any] = [criterion]
+    if criterion == "random":
+        choices = [lbyl.criteria.resolve({"name": "random", "seed": seed}) for seed in SEEDS]
+    cells: dict[str, float] = {}
+    for column, method, _, source in methods():
+        found = []
+        for choice in choices:
+            if source == "analytic":
+                slim = lbyl.compress(
+                    bench.model,
+                    bench.example,
+                    ratio,
+                    criterion=choice,
+                    method=method,
+                    graph=bench.graph,
+                )
+            else:
+                slim = bench.compress(ratio, choice, method, source)
+            found.append(bench.accuracy(slim.model))
+        cells[column] = sum(found) / len(found)
+    if grid:
+        tried = [
+            bench.accuracy(
+                bench.compress(
+                    ratio, choices[0], lbyl.LBYL(*pair, variant="released"), "procedural"
+                ).model
+            )
+            for pair in GRID
+        ]
+        cells["lbyl, best λ"] = max(tried)
+    return cells
+
+
+def measure(bench: Bench) -> list[dict[str, Any]]:
+    """All lines of a network."""
+    ratios = RATIOS.get(bench.name, (0.3, 0.5))
+    rows = []
+    for ratio in ratios:
+        for criterion in ("l2", "echo"):
+            cells = row(bench, ratio, criterion, grid=criterion == "l2")
+            rows.append({"ratio": ratio, "criterion": criterion, **cells})
+            print(bench.name, rows[-1], flush=True)
+    rows.append(
+        {"ratio": ratios[-1], "criterion": "random"} | row(bench, ratios[-1], "random", False)
+    )
+    print(bench.name, rows[-1], flush=True)
+    return rows
+
+
+COLUMNS = ("none", "neuron-merging", "lbyl, best λ", "fold", "moments", "echo")
+COLUMNS += ("echo, inverted images", "echo, real images")
+
+
+def show(name: str, base: float, rows: list[dict[str, Any]]) -> None:
+    table = [
+        [f"{r['criterion']} {100 * r['ratio']:.0f} %", *(r.get(c) for c in COLUMNS)] for r in rows
+    ]
+    print_table(f"{name} (base {base:.2f})", ["pruned", *COLUMNS], table)
+
+
+def plot(results: dict[str, Any]) -> Any:
+    """Accuracy against ratio, a panel per network; None without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return None
+    figure, panels = plt.subplots(1, len(results), figsize=(4.2 * len(results), 3.6), squeeze=False)
+    for panel, (name, found) in zip(panels[0], results.items()):
+        rows = [r for r in found["rows"] if r["criterion"] == "l2"]
+        for column in ("none", "neuron-merging", "lbyl, best λ", "fold", "echo"):
+            points = [(0.0, found["base"])] + [(r["ratio"], r[column]) for r in rows if column in r]
+            panel.plot(
+                [100 * x for x, _ in points],
+                [y for _, y in points],
+                "o-",
+                label=column,
+                linewidth=3 if column == "echo" else 1.5,
+            )
+        panel.set_title(name.replace("_", " "))
+        panel.set_xlabel("filters removed, %")
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("accuracy, % (no data, no training)")
+    panels[0][0].legend(fontsize=8)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", default=",".join(LAYERS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--limit", type=int, help="test images to use")
+    parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
+    parser.add_argument("--merge", nargs="*", type=Path, help="JSON of earlier runs to add")
+    options = parser.parse_args()
+    names = ["resnet20_cifar10"] if options.small else options.networks.split(",")
+    limit = 1000 if options.small else options.limit
+    results: dict[str, Any] = {}
+    for path in options.merge or []:
+        from lbyl.io import read_json
+
+        results |= read_json(path)["networks"]
+    for name in filter(None, names):
+        bench = prepare(name, options.device, limit)
+        base = bench.accuracy(bench.model)
+        rows = measure(bench)
+        results[name] = {
+            "base": base,
+            "images": sum(len(y) for _, y in bench.batches),
+            "rows": rows,
+            "seconds": bench.seconds,
+        }
+        del bench
+    for name, found in results.items():
+        show(name, found["base"], found["rows"])
+    kept = "restoration-small" if options.small else "restoration"
+    print("kept in", save_results(kept, {"networks": results}, plot(results)))
+
+
+if __name__ == "__main__":
+    main()

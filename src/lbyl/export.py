@@ -1,0 +1,178 @@
+"""Models for other runtimes: ONNX, checked against PyTorch, and `torch.export` programs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from lbyl.exceptions import LbylError
+from lbyl.io import whole_file
+from lbyl.record import Inputs, call_model, evaluation_mode
+
+CHECKED_BATCHES = (1, 3)
+EMBEDDED_LIMIT = 1_800_000_000  # bytes of weights one ONNX file can hold (protobuf ends at 2 GB)
+
+
+def export_onnx(
+    model: nn.Module, example_inputs: Inputs, path: str | Path, tolerance: float = 1e-3
+) -> float:
+    """Write `model` as ONNX with a free batch size and return how far ONNX Runtime is from it.
+
+    That is the largest difference of any output, relative to the output's largest value, at two
+    batch sizes. Nothing is written when it exceeds `tolerance`.
+    """
+    _need_onnx()
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    embedded = sum(p.numel() * p.element_size() for p in model.parameters()) < EMBEDDED_LIMIT
+    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        written = folder / path.name
+        with evaluation_mode(model), _silence():
+            program = _to_onnx(model, example_inputs)
+            program.save(str(written), external_data=not embedded)
+        error = onnx_error(model, example_inputs, written)
+        if not error <= tolerance:
+            raise LbylError(
+                f"the exported model differs from PyTorch by {error:.2g} of its output's scale, "
+                f"more than {tolerance:g}; nothing was written"
+            )
+        # Weights beside the graph, where there are any, must be there before it.
+        for file in sorted(folder.iterdir(), key=lambda file: file == written):
+            file.replace(path.parent / file.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return error
+
+
+def export_program(model: nn.Module, example_inputs: Inputs, path: str | Path) -> Path:
+    """Write `model` as a `torch.export` program (.pt2) with a free batch size."""
+    path = Path(path)
+    with evaluation_mode(model), _silence():
+        program = _to_program(model, example_inputs)
+        with whole_file(path) as temporary:
+            buffer = io.BytesIO()
+            torch.export.save(program, buffer)
+            temporary.write_bytes(buffer.getvalue())
+    return path
+
+
+def onnx_error(model: nn.Module, example_inputs: Inputs, path: Path) -> float:
+    """Largest difference between ONNX Runtime and PyTorch, relative to each output's scale."""
+    session = onnx_session(path)
+    worst = 0.0
+    for batch in CHECKED_BATCHES:
+        inputs = _random_batch(example_inputs, batch)
+        with torch.no_grad(), evaluation_mode(model):
+            wanted = [x for x in tree_flatten(call_model(model, inputs))[0] if _is_tensor(x)]
+        given = session.run(None, onnx_feed(session, inputs))
+        for ours, theirs in zip(wanted, given, strict=True):
+            ours = ours.detach().cpu().float()
+            gap = (ours - torch.from_numpy(theirs).float()).abs().max()
+            worst = max(worst, float(gap / ours.abs().max().clamp(min=1e-12)))
+    return worst
+
+
+def onnx_session(path: Path, threads: int | None = None) -> Any:
+    """ONNX Runtime on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if threads:
+        options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def onnx_feed(session: Any, inputs: Inputs) -> dict[str, Any]:
+    """Inputs by the names the session has for them, in order."""
+    values = [x.detach().cpu().numpy() for x in tree_flatten(inputs)[0] if _is_tensor(x)]
+    return dict(zip((entry.name for entry in session.get_inputs()), values, strict=True))
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Tensor)
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def _free_batch(inputs: Inputs) -> Any:
+    """Every tensor's first dimension is free, all the same one."""
+    batch = torch.export.Dim.DYNAMIC
+    return tree_map_only(Tensor, lambda x: {0: batch} if x.dim() else None, inputs)
+
+
+def _to_program(model: nn.Module, example_inputs: Inputs) -> Any:
+    inputs = _random_batch(example_inputs, 2)  # a batch of one would be taken as fixed
+    args, kwargs = _arguments(inputs)
+    shapes = _free_batch(kwargs or args)
+    try:
+        return torch.export.export(model, args, kwargs or None, dynamic_shapes=shapes)
+    except Exception as error:  # the exporter raises many unrelated types
+        raise LbylError(f"torch.export cannot follow this model: {_short(error)}") from error
+
+
+def _to_onnx(model: nn.Module, example_inputs: Inputs) -> Any:
+    program = _to_program(model, example_inputs)
+    try:
+        return torch.onnx.export(program, dynamo=True, verbose=False)
+    except Exception as error:
+        raise LbylError(f"this model has no ONNX form: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+
+
+def _random_batch(inputs: Inputs, batch: int) -> Inputs:
+    """Inputs like the example in another batch size; numbers of tokens and flags are repeated."""
+    generator = torch.Generator().manual_seed(batch)
+
+    def like(x: Tensor) -> Tensor:
+        if not x.dim():
+            return x
+        shape = (batch, *x.shape[1:])
+        if x.dtype.is_floating_point:
+            return torch.randn(shape, generator=generator).to(x)
+        return x[:1].expand(shape).clone()
+
+    return tree_map_only(Tensor, like, inputs)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Exporters are talkative about things no user can change."""
+    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _need_onnx() -> None:
+    import importlib.util
+
+    missing = [n for n in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(n)]
+    if missing:
+        raise LbylError(f"ONNX needs {', '.join(missing)}: pip install lbyl[onnx]")

@@ -1,0 +1,141 @@
+"""Timing of several models side by side.
+
+What the design must satisfy: a machine's speed drifts, so models take turns instead of running
+one after the other; the figure is a median with its spread, so one hiccup changes nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from lbyl.exceptions import LbylError
+from lbyl.record import Inputs, call_model, evaluation_mode
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one pass."""
+
+    median: float
+    spread: float  # between the quartiles
+    runs: tuple[float, ...]
+
+    @classmethod
+    def of(cls, runs: list[float]) -> Timing:
+        low, middle, high = statistics.quantiles(runs, n=4, method="inclusive")
+        return cls(middle, high - low, tuple(runs))
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.median:.2f} ms ± {1e3 * self.spread:.2f}"
+
+
+def compare(
+    models: Mapping[str, nn.Module],
+    example_inputs: Inputs,
+    device: str | torch.device = "cpu",
+    repeats: int = 20,
+    threads: int | None = None,
+    onnx: bool = False,
+) -> dict[str, Timing]:
+    """Time every model on the same inputs, taking turns.
+
+    With `onnx` the models are exported and ONNX Runtime runs them on the CPU. The models given
+    are put on `device` for the time of the measurement and then back.
+    """
+    if repeats < 2:
+        raise LbylError("timing needs at least 2 repeats")
+    place = torch.device(device)
+    if onnx and place.type != "cpu":
+        raise LbylError("ONNX Runtime is timed on the CPU: leave the device out")
+    inputs = tree_map_only(Tensor, lambda x: x.to(place), example_inputs)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_threads(threads))
+        runners: dict[str, Callable[[], object]] = {}
+        for name, model in models.items():
+            if onnx:
+                runners[name] = _onnx_runner(stack, model, inputs, threads)
+            else:
+                stack.enter_context(_ready(model, place))
+                runners[name] = _runner(model, inputs)
+        return _interleaved(runners, place, repeats)
+
+
+def _interleaved(
+    runners: Mapping[str, Callable[[], object]], device: torch.device, repeats: int
+) -> dict[str, Timing]:
+    for run in runners.values():
+        for _ in range(WARM_UP):
+            run()
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    order = list(runners)
+    for turn in range(repeats):
+        first = turn % len(order)  # nobody always runs right after the same other one
+        for name in order[first:] + order[:first]:
+            seconds[name].append(_time(runners[name], device))
+    return {name: Timing.of(runs) for name, runs in seconds.items()}
+
+
+def _time(run: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1e3
+
+
+def _runner(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
+    return lambda: call_model(model, inputs)
+
+
+def _onnx_runner(
+    stack: ExitStack, model: nn.Module, inputs: Inputs, threads: int | None
+) -> Callable[[], object]:
+    from lbyl.export import export_onnx, onnx_feed, onnx_session
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    export_onnx(model, inputs, folder / "model.onnx")
+    session = onnx_session(folder / "model.onnx", threads)
+    feed = onnx_feed(session, inputs)
+    return lambda: session.run(None, feed)
+
+
+@contextmanager
+def _ready(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Evaluation mode on a device, undone afterwards."""
+    home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with evaluation_mode(model):
+        model.to(device)
+        try:
+            yield
+        finally:
+            model.to(home)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,97 @@
+"""A second pass after pruning: put every BatchNorm back to what it saw in the original.
+
+Repairs computed consumer by consumer do not know of errors that arrive from earlier layers. Here
+the original and the slim network both run on the same inputs, with BatchNorm going by the batch,
+and each running mean and variance moves by as much as the batch's did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lbyl.channels import Axis
+from lbyl.record import call_model, evaluation_mode
+from lbyl.repair import VARIANCE_LIMITS
+from lbyl.statistics.gather import Passes
+from lbyl.surgery import tensors
+from lbyl.unit import Graph
+
+
+class BatchMoments(TorchFunctionMode):
+    """Sums what enters every BatchNorm, by the id of its running mean."""
+
+    def __init__(self, batch_statistics: bool) -> None:
+        super().__init__()
+        self.batch_statistics = batch_statistics
+        self.sums: dict[int, list[Tensor]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        from lbyl.statistics.gather import batch_norm_by_batch
+
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        x, mean = args[0], args[1]
+        if mean is not None:
+            dims = [d for d in range(x.dim()) if d != 1]
+            parts = [x.sum(dims, dtype=torch.float64), x.double().square().sum(dims)]
+            parts.append(torch.tensor(float(x.numel() // x.shape[1]), device=x.device))
+            old = self.sums.get(id(mean))
+            self.sums[id(mean)] = [a + b for a, b in zip(old, parts)] if old else parts
+        if self.batch_statistics:
+            return batch_norm_by_batch(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def batch_moments(model: nn.Module, passes: Passes) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mean and variance at the input of every BatchNorm, by the name of its running mean."""
+    listener = BatchMoments(passes.batch_statistics)
+    names = {id(t): n for n, t in tensors(model).items()}
+    with evaluation_mode(model), torch.no_grad():
+        for batch in passes.batches:
+            with listener:
+                call_model(model, batch)
+    found = {}
+    for key, (total, squares, count) in listener.sums.items():
+        if key in names:
+            mean = total / count
+            found[names[key]] = (mean, (squares / count - mean.square()).clamp(min=0))
+    return found
+
+
+def recalibrate(
+    original: nn.Module,
+    slim: nn.Module,
+    graph: Graph,
+    indices: Mapping[Axis, Tensor],
+    passes: Passes,
+    seen: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+) -> None:
+    """Move the running statistics of `slim` (in place) by what the second pass shows."""
+    before = seen if seen is not None else batch_moments(original, passes)
+    after = batch_moments(slim, passes)
+    state, now = tensors(original), tensors(slim)
+    for norm in graph.norms:
+        if norm.mean not in before or norm.mean not in after:
+            continue
+        keep = indices.get((norm.mean, 0))
+        mean, var = state[norm.mean].double(), state[norm.var].double() + norm.eps
+        old_mean, old_var = before[norm.mean]
+        if keep is not None:
+            keep = keep.to(mean.device)
+            mean, var, old_mean, old_var = mean[keep], var[keep], old_mean[keep], old_var[keep]
+        new_mean, new_var = after[norm.mean]
+        ratio = ((new_var + 1e-12) / (old_var + 1e-12)).clamp(*VARIANCE_LIMITS)
+        now[norm.mean].copy_(mean + new_mean - old_mean)
+        now[norm.var].copy_((var * ratio - norm.eps).clamp(min=0))

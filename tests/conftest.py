@@ -1,0 +1,32 @@
+"""Settings of the whole suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("lbyl", deadline=None, max_examples=8, derandomize=True)
+settings.load_profile("lbyl")
+
+# Tiny tensors gain nothing from threads, and parallel test processes would fight over cores.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same random state, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The directory of real models and data; tests that need it are skipped without it."""
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    path = Path(os.environ.get("LBYL_SHARED", beside))
+    if not (path / "models").is_dir():
+        pytest.skip(f"no models and data at {path} (set LBYL_SHARED)")
+    return path

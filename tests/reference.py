@@ -1,0 +1,199 @@
+"""What a cut must equal: the original network with pruned channels silenced where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+import lbyl
+from lbyl.record import call_model
+from lbyl.result import Result
+from lbyl.surgery import surviving, tensors
+from lbyl.unit import Graph
+
+
+class Silence(TorchFunctionMode):
+    """Multiplies the inputs of consumers by a mask of the channels that stay."""
+
+    def __init__(self, masks: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.masks = masks  # by the id of the consumer's weight
+        self.silenced: set[int] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        values, kwargs = list(args), dict(kwargs or {})
+        for place, weight in enumerate(values[1:], start=1):
+            mask = self.masks.get(id(weight))
+            if mask is None:
+                continue
+            self.silenced.add(id(weight))
+            x = values[place - 1]  # what a weight multiplies stands right before it
+            dim = x.dim() - weight.dim() + 1 if "conv" in func.__name__ else x.dim() - 1
+            shape = [-1 if d == dim else 1 for d in range(x.dim())]
+            values[place - 1] = x * mask.reshape(shape).to(x)
+        return func(*values, **kwargs)
+
+
+def masks(model: nn.Module, graph: Graph, kept: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """For every consumer, by the id of its weight, which input columns stay."""
+    alive, state = surviving(graph, kept), tensors(model)
+    return {
+        id(state[c.weight]): (c.channel < 0) | alive[c.channel.clamp(min=0)]
+        for c in graph.consumers.values()
+    }
+
+
+def flat(output: Any) -> list[Tensor]:
+    """Every floating tensor of an output."""
+    if isinstance(output, Tensor):
+        return [output] if output.dtype.is_floating_point else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        return [x for part in output for x in flat(part)]
+    return []
+
+
+def distance(a: Any, b: Any) -> float:
+    """The largest difference of two outputs, relative to the larger of them."""
+    first, second = flat(a), flat(b)
+    if [x.shape for x in first] != [x.shape for x in second] or not first:
+        return float("inf")
+    worst = 0.0
+    for x, y in zip(first, second):
+        x, y = x.detach(), y.detach()
+        if x.numel():
+            scale = max(float(x.abs().max()), float(y.abs().max()), 1e-30)
+            worst = max(worst, float((x - y).abs().max()) / scale)
+    return worst
+
+
+PROBES = "head rpn.head roi_heads.box_predictor roi_heads.mask_predictor".split()
+PROBES += ["roi_heads.keypoint_predictor"]
+
+
+class Probe:
+    """A network's output; of a detector what its parts gave before boxes are sorted and dropped.
+
+    The order of boxes with nearly equal scores is not a property of the weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        modules = dict(model.named_modules())
+        detects = any("GeneralizedRCNNTransform" in type(m).__name__ for m in modules.values())
+        self.parts = [modules[name] for name in PROBES if name in modules] if detects else []
+
+    def __call__(self, inputs: Any, mode: TorchFunctionMode | None = None) -> list[Tensor]:
+        seen: list[Any] = []
+        handles = [m.register_forward_hook(lambda m, a, out: seen.append(out)) for m in self.parts]
+        torch.manual_seed(0)
+        try:
+            with mode or nullcontext():
+                output = call_model(self.model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return flat(seen if self.parts else output)
+
+
+@dataclass
+class Proof:
+    """What was found when a network was cut, for a test to judge or a table to show."""
+
+    result: Result
+    same: float  # distance at ratio 0
+    exact: float  # distance to the silenced original
+    moved: float  # distance to the original
+    read: int  # consumers that the silencing met
+
+
+def prove_cut(
+    model: nn.Module, inputs: Any, graph: Graph, ratio: float = 0.3, unchanged: bool = True
+) -> Proof:
+    """Cut at `ratio` without restoring, and compare with the silenced original."""
+    with torch.no_grad():
+        original = Probe(model)(inputs)
+        same = 0.0
+        if unchanged:
+            whole = lbyl.compress(model, inputs, 0.0, method="none", graph=graph)
+            same = distance(original, Probe(whole.model)(inputs))
+            del whole
+        result = lbyl.compress(model, inputs, ratio, method="none", graph=graph)
+        slim = Probe(result.model)(inputs)
+        mode = Silence(masks(model, graph, result.plan.kept))
+        reference = Probe(model)(inputs, mode)
+    moved = distance(original, slim)
+    return Proof(result, same, distance(reference, slim), moved, len(mode.silenced))
+
+
+def assert_exact(proof: Proof, graph: Graph) -> None:
+    """The promises of a cut: equal where nothing goes, exact where something does, and smaller."""
+    result = proof.result
+    assert proof.same == 0, "ratio 0 changed the output"
+    assert proof.exact < 1e-4, f"the cut is off by {proof.exact:.2e}"
+    assert proof.moved > 0, "the cut changed nothing: the comparison proves nothing"
+    assert proof.read == len(graph.consumers), "some consumer was never met"
+    assert result.after.parameters < result.before.parameters
+    assert result.after.macs < result.before.macs
+
+
+def in_double(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+    """Both in float64, where a wrong index cannot hide behind rounding."""
+
+    def widen(x: Tensor) -> Tensor:
+        return x.double() if x.dtype.is_floating_point else x
+
+    return model.double(), tree_map_only(Tensor, widen, inputs)
+
+
+def assert_survives(
+    result: Result, inputs: Any, fresh: nn.Module, directory: Path, compiles: bool = False
+) -> None:
+    """A slim model is a model: saved and loaded, trained a step, exported, compiled."""
+    slim = result.model
+    with torch.no_grad():
+        before = Probe(slim)(inputs)
+        lbyl.save(result, directory)
+        loaded = lbyl.load(directory, model=fresh)
+        after = Probe(loaded.eval())(inputs)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert_trains(slim, inputs)
+    if not Probe(slim).parts:
+        assert_exports(slim, inputs, compiles)
+
+
+def assert_trains(model: nn.Module, inputs: Any) -> None:
+    """One step down the gradient of some loss changes the weights and leaves them finite."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in parameters]
+    loss = sum(x.square().mean() for x in Probe(model)(inputs) if x.requires_grad)
+    assert isinstance(loss, Tensor)
+    torch.autograd.backward(loss)
+    torch.optim.SGD(parameters, lr=1e-3).step()
+    assert all(bool(torch.isfinite(p).all()) for p in parameters)
+    assert any(not torch.equal(p, q) for p, q in zip(parameters, before))
+    model.zero_grad(set_to_none=True)
+
+
+def assert_exports(model: nn.Module, inputs: Any, compiles: bool) -> None:
+    """`torch.export` takes it, and `torch.compile` where asked for, with the same output."""
+    expected = call_model(model, inputs)
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (args, {})
+    exported = torch.export.export(model, args, kwargs)
+    assert distance(expected, exported.module()(*args, **kwargs)) < 1e-4
+    if compiles:
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        assert distance(expected, call_model(compiled, inputs)) < 1e-4

@@ -1,0 +1,151 @@
+"""Collecting: moments equal those of activations caught by hooks, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import lbyl
+from lbyl.statistics import Statistics, procedural_images
+from networks import NETWORKS, build, consumer_samples, example, fingerprint
+
+
+def moments_of(samples: Tensor) -> tuple[Tensor, Tensor]:
+    centred = samples - samples.mean(0)
+    return samples.mean(0), centred.T @ centred / len(samples)
+
+
+READERS = [("chain", "3"), ("chain", "8"), ("biased", "2"), ("bottleneck", "conv2"), ("dense", "3")]
+
+
+@pytest.mark.parametrize(("name", "reader"), READERS)
+def test_calibration_moments_equal_those_of_hooks(name: str, reader: str) -> None:
+    model, x = build(name, 1).double(), example(name, 60).double()
+    statistics = lbyl.collect(model, x[:2], calibration=x)
+    found = statistics.get(reader)
+    assert found is not None and statistics.source == "calibration"
+    mean, covariance = moments_of(consumer_samples(model, reader, x)[0])
+    torch.testing.assert_close(found.mean.flatten(), mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.covariance, covariance, rtol=1e-9, atol=1e-9)
+
+
+def test_procedural_moments_are_those_under_batch_statistics() -> None:
+    model, x = build("chain", 1).double(), example("chain").double()
+    found = lbyl.collect(model, x, images=48, seed=2).get("3")
+    assert found is not None
+    images = procedural_images(48, (3, 8, 8), seed=2).double()
+    twin = build("chain", 1).double().train()
+    mean, covariance = moments_of(consumer_samples(twin, "3", images)[0])
+    torch.testing.assert_close(found.mean.flatten(), mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.covariance, covariance, rtol=1e-9, atol=1e-9)
+
+
+def test_channels_remember_what_batchnorm_says() -> None:
+    """With batch statistics each channel has mean β and deviation |γ| before the activation."""
+    model, x = build("chain", 1), example("chain")
+    model[2] = torch.nn.Identity()
+    model[3].padding = (0, 0)  # padded zeros are no part of what the norm saw
+    model[3].weight = torch.nn.Parameter(torch.randn(8, 10, 1, 1))
+    model[3].kernel_size = (1, 1)
+    found = lbyl.collect(model, x, images=48).get("3")
+    assert found is not None
+    torch.testing.assert_close(found.mean[:, 0].float(), model[1].bias.detach(), rtol=0, atol=1e-4)
+    deviation = found.covariance.diagonal().sqrt().float()
+    torch.testing.assert_close(deviation, model[1].weight.detach().abs(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_model_is_not_changed(name: str) -> None:
+    model, x = build(name, 1), example(name)
+    model.train()
+    next(iter(model.children())).eval()
+    before = fingerprint(model)
+    lbyl.collect(model, x, images=32)
+    lbyl.collect(model, x, calibration=example(name, 20))
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("name", ["chain", "flattened", "dense"])
+@pytest.mark.parametrize("method", ["echo", "none"])
+def test_statistics_are_reusable(name: str, method: str) -> None:
+    model, x = build(name, 1), example(name, 4)
+    statistics = lbyl.collect(model, x, images=64)
+    for ratio in (0.25, 0.5):
+        options = {"method": method, "repair": "mean+variance"}
+        fresh = lbyl.compress(model, x, ratio, images=64, **options)
+        reused = lbyl.compress(model, x, ratio, statistics=statistics, **options)
+        assert torch.equal(fresh.model(x), reused.model(x))
+
+
+@pytest.mark.parametrize("name", ["chain", "flattened"])
+@pytest.mark.parametrize("taps", ["auto", "channels"])
+def test_save_and_load(tmp_path: Path, name: str, taps: str) -> None:
+    model, x = build(name, 1), example(name, 4)
+    statistics = lbyl.collect(model, x, images=64, taps=taps)
+    path = tmp_path / "statistics.safetensors"
+    statistics.save(path)
+    again = Statistics.load(path)
+    assert again.source == statistics.source and list(tmp_path.iterdir()) == [path]
+    assert b"pickle" not in path.read_bytes() and path.read_bytes()[:2] != b"PK"
+    one, two = (lbyl.compress(model, x, 0.5, statistics=s).model(x) for s in (statistics, again))
+    assert torch.equal(one, two)
+
+
+def test_a_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    with pytest.raises(lbyl.LbylError, match="no statistics file"):
+        Statistics.load(tmp_path / "absent")
+    save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(lbyl.LbylError, match="holds no statistics"):
+        Statistics.load(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pairs", "lists", "loader", "generator"])
+def test_calibration_takes_loaders_and_ignores_labels(kind: str) -> None:
+    model, x = build("chain", 1), example("chain", 40)
+    labels = torch.arange(40)
+    data = torch.utils.data.TensorDataset(x, labels)
+    sources = {
+        "tensor": x,
+        "pairs": [(x[:20], labels[:20]), (x[20:], labels[20:])],
+        "lists": [[x[:20], labels[:20]], [x[20:], labels[20:]]],
+        "loader": torch.utils.data.DataLoader(data, batch_size=20),
+        "generator": (batch for batch in x.split(20)),
+    }
+    found = lbyl.compress(model, x[:2], 0.5, calibration=sources[kind]).model(x)
+    wanted = lbyl.compress(model, x[:2], 0.5, calibration=[x[:20], x[20:]]).model(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_calibration_without_a_batch_is_refused() -> None:
+    model, x = build("chain", 1), example("chain")
+    with pytest.raises(lbyl.LbylError, match="no batch"):
+        lbyl.compress(model, x, 0.5, calibration=[])
+    with pytest.raises(lbyl.LbylError, match="calibration batches must be"):
+        lbyl.compress(model, x, 0.5, calibration=["image.png"])
+
+
+def test_statistics_of_another_model_are_refused() -> None:
+    model, x = build("chain", 1), example("chain")
+    foreign = lbyl.collect(build("dense", 1), example("dense"), images=16)
+    with pytest.raises(lbyl.LbylError, match="belong to another model"):
+        lbyl.compress(model, x, 0.5, statistics=foreign)
+    unknown = lbyl.collect(build("basic", 1), x, images=16)
+    with pytest.raises(lbyl.LbylError, match="none of its layers"):
+        lbyl.compress(model, x, 0.5, statistics=unknown)
+
+
+def test_seeds_decide_the_images_and_nothing_else_does() -> None:
+    model, x = build("chain", 1), example("chain")
+    first = [lbyl.collect(model, x, images=16, seed=seed).get("3") for seed in (0, 0, 1)]
+    torch.randn(7)
+    assert first[0] is not None and first[1] is not None and first[2] is not None
+    assert torch.equal(first[0].covariance, first[1].covariance)
+    assert not torch.equal(first[0].covariance, first[2].covariance)
+    state = torch.random.get_rng_state()
+    lbyl.collect(model, x, images=16)
+    assert torch.equal(torch.random.get_rng_state(), state)
