@@ -23,7 +23,7 @@ demo: $(STAMP)
 	$(BIN)/lbyl demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or not slow"

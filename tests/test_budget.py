@@ -38,8 +38,8 @@ def test_predicted_sizes_are_the_sizes_of_the_cut_network() -> None:
 
 
 def test_error_curves_rise_from_nothing(digits) -> None:  # type: ignore[no-untyped-def]
-    model, _, graph, statistics = digits
-    for curve in curves(model, graph, statistics).values():
+    model, x, graph, statistics = digits
+    for curve in curves(model, x, graph, statistics).values():
         assert curve.error[0] == 0 and bool((curve.error.diff() >= 0).all())
         assert curve.error[-1] <= 1 and sorted(curve.order.tolist())[0] >= 0
 

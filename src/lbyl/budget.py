@@ -3,6 +3,7 @@
 Backward elimination tells, for every unit and without data, what each further channel's loss adds
 to the error at its readers. Channels go where that is least per multiply–accumulate (or parameter)
 saved. One threshold on the price serves all units, found by bisection; planning cuts nothing.
+An error inside a residual block counts by the share that the block has in its stream.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from lbyl.elimination import EchoCriterion, reach
 from lbyl.exceptions import LbylError
 from lbyl.record import Inputs
 from lbyl.statistics.base import Statistics
-from lbyl.unit import Graph
+from lbyl.surgery import tensors
+from lbyl.trace import trace
+from lbyl.unit import Graph, Producer
 from lbyl.weights import unit_weights
 
 SMALLEST_SHARE = 0.1  # of a unit's channels that always stays
@@ -30,17 +33,21 @@ class Curve:
 
     order: Tensor  # channels in the order they go
     error: Tensor  # (m,): error[k] with k channels gone, 0 … 1, never falling
+    influence: float = 1.0  # the share that the readers' output has in what follows
 
     @property
     def price(self) -> Tensor:
         """(m − 1,): what each removal adds, made non-decreasing so that a threshold is a prefix."""
         noise = self.error / (1 - self.error).clamp(min=1e-3)  # noise to signal: no layer is wiped
-        return torch.cummax(noise.diff(), 0).values
+        return self.influence * torch.cummax(noise.diff(), 0).values
 
 
-def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, Curve]:
+def curves(
+    model: nn.Module, example_inputs: Inputs, graph: Graph, statistics: Statistics
+) -> dict[str, Curve]:
     """The error curve of every unit, by the criterion `echo`."""
     weights = unit_weights(graph, model)
+    shares = influence(model, trace(model, example_inputs, streams=True))
     found = {}
     for unit in graph.units:
         order = EchoCriterion().order(weights[unit.name], statistics)
@@ -50,8 +57,39 @@ def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, 
             total = float((seen.weight * seen.covariance).sum().clamp(min=1e-30))
         costs = torch.tensor([0.0, *(cost for _, cost in order)], dtype=torch.float64)
         error = (costs.clamp(min=0).cumsum(0) / total).clamp(max=1.0)
-        found[unit.name] = Curve(torch.tensor([j for j, _ in order], dtype=torch.long), error)
+        share = max((shares.get(c, 1.0) for c in unit.consumers), default=1.0)
+        found[unit.name] = Curve(torch.tensor([j for j, _ in order]).long(), error, share)
     return found
+
+
+def influence(model: nn.Module, graph: Graph) -> dict[str, float]:
+    """Layer → share of its output in the variance of the residual stream it is added to.
+
+    BatchNorm remembers the variance of each layer's output in γ². A layer inside a block has the
+    share of the block's last layer. `graph` must have been traced with streams.
+    """
+    state = tensors(model)
+    shares: dict[str, float] = {}
+    for unit in graph.units:
+        if unit.stream:
+            power = 0.0
+            for producer in unit.producers:
+                own = _power(producer, state)
+                power += own
+                shares[producer.name] = own / power if own else 1.0
+    for unit in reversed(graph.units):  # later layers first: inner ones look at what follows
+        if not unit.stream:
+            reader = max((shares.get(c, 1.0) for c in unit.consumers), default=1.0)
+            shares |= {p.name: reader for p in unit.producers}
+    return shares
+
+
+def _power(producer: Producer, state: Mapping[str, Tensor]) -> float:
+    """Variance of a layer's output summed over channels, 0 where no BatchNorm remembers it."""
+    norm = producer.norm
+    if norm is None or norm.weight is None:
+        return 0.0
+    return float(state[norm.weight].detach().double().square().sum())
 
 
 class Sizes:
@@ -124,7 +162,7 @@ class Budget:
         round_to: int | None = None,
     ) -> dict[str, int]:
         """Unit → channels that stay."""
-        found = curves(model, graph, statistics)
+        found = curves(model, example_inputs, graph, statistics)
         if self.max_error is not None:
             limit = self.max_error
             return {n: _kept(c, c.error[1:], limit, round_to) for n, c in found.items()}

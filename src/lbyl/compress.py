@@ -77,7 +77,7 @@ def compress(
     _check_prunable(graph)
     clock.lap("trace")
     wanted = how.needs_statistics or chosen.needs_statistics or mend != "none" or budget.given
-    analytic = getattr(how, "statistics_source", "images") == "analytic" and calibration is None
+    analytic = how.statistics_source == "analytic" and calibration is None
     given = statistics is not None
     if statistics is None and wanted and analytic:
         statistics = analytic_statistics(model, graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Criterion(Named):
     """Chooses the channels that stay. Most only need to say how much each is worth."""
 
-    needs_statistics: bool = False
+    needs_statistics: ClassVar[bool] = False
 
     def score(self, weights: UnitWeights) -> Tensor:
         """(m,): the smallest go first, of equals the later one."""

@@ -128,5 +128,7 @@ def moment_ware(
         - 2 * (s * second[gone][:, stay]).sum(1)
         + ((s @ second[stay][:, stay]) * s).sum(1)
     ).clamp(min=0)
-    ratio = (missed / second[gone, gone].clamp(min=1e-12)).sqrt()
+    # A channel that is all but dead has no scale of its own to be measured by.
+    least = 1e-2 * second.diagonal().mean().clamp(min=1e-30)
+    ratio = (missed / second[gone, gone].clamp(min=float(least))).sqrt()
     return float(ratio.sum() / len(covariance))

@@ -32,7 +32,7 @@ def export_onnx(
     That is the largest difference of any output, relative to the output's largest value, at two
     batch sizes. Nothing is written when it exceeds `tolerance`.
     """
-    _need_onnx()
+    check_onnx()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     embedded = sum(p.numel() * p.element_size() for p in model.parameters()) < EMBEDDED_LIMIT
@@ -170,7 +170,8 @@ def _silence() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _need_onnx() -> None:
+def check_onnx() -> None:
+    """One clear error where a library for ONNX is missing."""
     import importlib.util
 
     missing = [n for n in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(n)]

@@ -222,7 +222,7 @@ class Recorder(TorchFunctionMode):
         inputs = [self.number(x) for x in [*given, *own]]
         spelled = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (args, kwargs))
         trusted = not any(i in self.record.stale for i in inputs)
-        produced = _tensors(result)
+        produced = tensors_in(result)
         for tensor in produced:
             if id(tensor) in self._numbers:  # handed through, perhaps changed in place
                 self._mutate(tensor)
@@ -376,11 +376,11 @@ def _run(model: nn.Module, inputs: Inputs, fake: bool) -> Record:
         except Exception as error:
             raise DoesNotRun(inputs, error, recorder.record) from error
     recorder.record.fake = fake
-    recorder.record.outputs = [recorder.number(x) for x in _tensors(output)]
+    recorder.record.outputs = [recorder.number(x) for x in tensors_in(output)]
     return recorder.record
 
 
-def _tensors(output: Any, depth: int = 4) -> list[Tensor]:
+def tensors_in(output: Any, depth: int = 4) -> list[Tensor]:
     """Every tensor in a model's output, whatever containers or dataclasses hold it."""
     if isinstance(output, Tensor):
         return [output]
@@ -390,7 +390,7 @@ def _tensors(output: Any, depth: int = 4) -> list[Tensor]:
         parts = list(output)
     else:
         parts = list(getattr(output, "__dict__", {}).values())
-    return [x for part in parts for x in _tensors(part, depth - 1)] if depth else []
+    return [x for part in parts for x in tensors_in(part, depth - 1)] if depth else []
 
 
 @contextmanager

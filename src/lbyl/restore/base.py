@@ -53,6 +53,7 @@ class Method(Named):
     needs_statistics: ClassVar[bool] = False
     chooses: ClassVar[bool] = False  # the method picks the kept channels itself
     default_repair: ClassVar[str] = "none"
+    statistics_source: ClassVar[str] = "images"  # or "analytic": weights alone
 
     def select(self, weights: UnitWeights, count: int) -> Tensor:
         """The channels that stay, for methods that choose them."""

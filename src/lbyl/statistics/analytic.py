@@ -64,40 +64,30 @@ class Channels:
 
 
 def analytic_statistics(model: nn.Module, graph: Graph) -> Statistics:
-    """Moments at every consumer for which the weights tell them.
-
-    Units come in the order of the network, so a layer that is a consumer itself mostly has the
-    moments of its inputs by the time its own channels are asked for.
-    """
+    """Moments at every consumer for which the weights tell them."""
     start = time.perf_counter()
     weights, state = unit_weights(graph, model), tensors(model)
-    known: dict[str, Channels | None] = {}
+    known = {name: _unit_channels(unit, model) for name, unit in weights.items()}
     moments: dict[str, Moments] = {}
-    for unit in graph.units:
-        known[unit.name] = _unit_channels(weights[unit.name], model, moments)
-        for name in unit.consumers:
-            found = _consumer_moments(graph, graph.consumers[name], known, state)
-            if found is not None:
-                moments[name] = found
+    for consumer in graph.consumers.values():
+        found = _consumer_moments(graph, consumer, known, state)
+        if found is not None:
+            moments[consumer.name] = found
     return Statistics(moments, "analytic", {"collect": time.perf_counter() - start})
 
 
 # ------------------------------------------------------------------------- a unit's channels
 
 
-def _unit_channels(
-    weights: UnitWeights, model: nn.Module, read: Mapping[str, Moments]
-) -> Channels | None:
+def _unit_channels(weights: UnitWeights, model: nn.Module) -> Channels | None:
     """What a unit's channels are like behind their activation, None where that is unknown."""
-    gaussian, activation = _gaussian(weights, read), _activation(weights.unit, model)
+    gaussian, activation = _gaussian(weights), _activation(weights.unit, model)
     if gaussian is None or activation is None:
         return None
     return Channels(*activation_moments(activation, *gaussian))
 
 
-def _gaussian(
-    weights: UnitWeights, read: Mapping[str, Moments]
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def _gaussian(weights: UnitWeights) -> tuple[Tensor, Tensor, Tensor] | None:
     """Mean, deviation and correlation of a unit's channels in front of the activation."""
     unit = weights.unit
     if len(unit.producers) != 1:
@@ -110,30 +100,17 @@ def _gaussian(
         return None
     filters = weights.state[producer.weight].detach().double().movedim(producer.axis, 0)
     filters = filters[rows.to(filters.device)]
-    norm, inputs = weights.norm, read.get(producer.name)
-    if norm is None:
-        # Inputs of unit variance are the best guess where nothing tells the scale.
+    norm = weights.norm
+    if norm is None:  # inputs of unit variance are the best guess where nothing tells the scale
         std = filters.flatten(1).norm(dim=1)
-        correlation = _correlation(filters, std.square(), inputs)
-        return weights.bias_of(producer)[:, 0], std, correlation
+        return weights.bias_of(producer)[:, 0], std, filter_correlation(filters, std.square())
+    # Inputs count as independent. Carrying covariances on from layer to layer instead was tried on
+    # one deep chain, with repairs, and was worse there.
     sign = torch.where(norm.gamma < 0, -1.0, 1.0).to(norm.gamma)
-    correlation = _correlation(filters, norm.var, inputs) * torch.outer(sign, sign)
+    correlation = filter_correlation(filters, norm.var) * torch.outer(sign, sign)
     return norm.beta, norm.gamma.abs(), correlation
 
 
-def _correlation(filters: Tensor, variance: Tensor, inputs: Moments | None) -> Tensor:
-    """How alike the outputs of filters (m, i, *k) are: by what they read where that is known."""
-    if inputs is None or PROP==0:
-        return filter_correlation(filters, variance)
-    rows = inputs.arrange(filters.reshape(*filters.shape[:2], -1))  # (m, features, taps)
-    assert inputs.spatial is not None
-    mixed = torch.einsum("mik,kl,ij->mjl", rows, inputs.spatial.to(rows), inputs.covariance.to(rows))
-    covariance = mixed.flatten(1) @ rows.flatten(1).T
-    scale = covariance.diagonal().clamp(min=0)
-    scale = torch.where(scale > 0, scale, math.inf).rsqrt()
-    return (covariance * torch.outer(scale, scale)).clamp(-1, 1).fill_diagonal_(1.0)
-
-PROP=1
 def _activation(unit: Unit, model: nn.Module) -> str | Activation | None:
     """The one pointwise function on a unit's way to its readers, None where there is more."""
     path = list(unit.path)
@@ -193,7 +170,7 @@ def _consumer_moments(
     units = [u for u in graph.units if consumer.name in u.consumers]
     made = {u.name: known.get(u.name) for u in units}
     told = {name: channels for name, channels in made.items() if channels is not None}
-    if len(told) < len(units) or consumer.calls > 1:
+    if not units or len(told) < len(units) or consumer.calls > 1:
         return None
     columns = _flattened(consumer.channel)
     channel = consumer.channel if columns is None else consumer.channel[columns[:, 0]]
@@ -243,8 +220,8 @@ def _spatial(
 ) -> Tensor:
     """(taps, taps): how alike a channel is at the taps of the consumer's kernel.
 
-    exp(−distance/ℓ) with the ℓ under which the output varies as the BatchNorm behind remembers, in
-    the mean of the logarithms; all alike where no BatchNorm tells.
+    exp(−distance/ℓ) with the ℓ under which the output varies as the BatchNorm behind remembers, by
+    the squares of the logarithms' differences; all alike where no BatchNorm tells.
     """
     moved = weight.movedim((consumer.output_axis, consumer.axis), (0, 1))  # (o, i, *kernel)
     kernel = moved.shape[2:]
@@ -261,7 +238,7 @@ def _spatial(
     usable = (wanted > 0) & (predicted > 0).all(1)
     if not bool(usable.any()):
         return flat
-    gap = (predicted[usable].log() - wanted[usable, None].log()).mean(0).abs()
+    gap = (predicted[usable].log() - wanted[usable, None].log()).square().mean(0)
     return candidates[int(gap.argmin())]
 
 

@@ -1,0 +1,71 @@
+"""Where the time goes: echo on ResNet-50 at 224 px, stage by stage.
+
+    python benchmarks/speed.py [--device cuda] [--network resnet50]
+
+Weights are random: time does not depend on them. The first run warms up; the median of the
+following ones counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics as stat
+import time
+from typing import Any
+
+import torch
+
+import lbyl
+from harness import print_table, save_results
+
+
+def once(model: torch.nn.Module, example: torch.Tensor, ratio: float) -> dict[str, float]:
+    """Seconds by stage of one compression, the device waited for."""
+
+    def wait() -> float:
+        if example.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    start = wait()
+    graph = lbyl.trace(model, example)
+    traced = wait()
+    found = lbyl.collect(model, example, graph=graph)
+    collected = wait()
+    lbyl.compress(model, example, ratio, graph=graph, statistics=found)
+    done = wait()
+    return {
+        "trace": traced - start,
+        "images": found.seconds["images"],
+        "collect": collected - traced - found.seconds["images"],
+        "plan, solve and cut": done - collected,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--network", default="resnet50", help="a torchvision model")
+    parser.add_argument("--ratio", type=float, default=0.3)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    import torchvision
+
+    model = torchvision.models.get_model(options.network, weights=None).eval().to(options.device)
+    example = torch.zeros(1, 3, 224, 224, device=options.device)
+    if options.device != "cpu":
+        once(model, example, options.ratio)
+    runs = [once(model, example, options.ratio) for _ in range(options.runs)]
+    stages = {stage: stat.median(run[stage] for run in runs) for stage in runs[0]}
+    total = sum(stages.values())
+    rows: list[list[Any]] = [[s, 1000 * t, 100 * t / total] for s, t in stages.items()]
+    rows.append(["all", 1000 * total, 100.0])
+    rows.append(["all but trace", 1000 * (total - stages["trace"]), None])
+    title = f"echo on {options.network}, 224 px, {options.device}"
+    print_table(title, ["stage", "ms", "%"], rows)
+    kind = "gpu" if options.device.startswith("cuda") else "cpu"
+    print("kept in", save_results(f"speed-{options.network}-{kind}", {"seconds": stages}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+# %% [markdown]
+# # Tutorial: half a network, without its data
+#
+# This page is a program, `examples/tutorial.py`, with what it printed. It needs nothing but the
+# package with its extras `demo` and `report`: a small network for 8×8 handwritten digits comes
+# with it, and scikit-learn brings digits that the network was not trained on. Those are used
+# for *measuring* only; nothing below learns from them.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import torch
+
+import lbyl
+from lbyl import data, zoo
+from lbyl.report import gather, write_report
+
+torch.manual_seed(0)
+model = zoo.create("digits", weights="shipped")
+info = zoo.info("digits")
+example = torch.zeros(1, *info.input_shape)
+digits = data.load("digits", "test")
+
+
+def accuracy(network: torch.nn.Module) -> float:
+    return data.evaluate(info, network, digits)
+
+
+print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+print(f"{accuracy(model):.1f} % of {len(digits)} digits recognised")
+
+# %% [markdown]
+# ## What can be removed
+#
+# `trace` runs the network once on the example and follows every channel from the layer that
+# makes it to the layers that read it. A *unit* is a set of channels that can be removed
+# together. Layers that cannot lose channels are listed with the reason.
+
+# %%
+graph = lbyl.trace(model, example)
+print(graph)
+
+# %% [markdown]
+# ## What it would cost
+#
+# `estimate` predicts, without data, how much of each layer's activations would be lost. WARE is
+# the error of the restored channels relative to the channels: 0 is perfect, and without
+# restoration it is about the share removed.
+
+# %%
+statistics = lbyl.collect(model, example, graph=graph)
+guess = lbyl.estimate(
+    model, example, ratios=(0.5,), methods=("none", "echo"), graph=graph, statistics=statistics
+)
+print(guess)
+
+# %% [markdown]
+# ## Remove half of the filters
+#
+# The statistics collected above serve every ratio, criterion and method. The model given is
+# never changed.
+
+# %%
+for method in ("none", "neuron-merging", "lbyl", "echo"):
+    result = lbyl.compress(
+        model, example, ratio=0.5, method=method, graph=graph, statistics=statistics
+    )
+    print(f"{method:<15} {accuracy(result.model):5.1f} %")
+
+# %%
+print(result)
+
+# %% [markdown]
+# ## A budget instead of a ratio
+#
+# With `macs=0.5` the layers share the loss unevenly: channels go where the predicted error per
+# multiply–add saved is least.
+
+# %%
+budget = lbyl.compress(
+    model, example, macs=0.5, criterion="echo", graph=graph, statistics=statistics
+)
+for row in budget.rows:
+    print(f"{row.unit:<14} keeps {row.kept:>2} of {row.channels}")
+print(f"{accuracy(budget.model):.1f} % at {budget.after.macs / budget.before.macs:.0%} of the MACs")
+
+# %% [markdown]
+# ## Keep it, load it, show it
+#
+# `save` writes `model.safetensors` and `plan.json`; `load` gives a freshly built network of the
+# original class the slim shapes and weights. The report is one HTML file.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    lbyl.save(result, folder)
+    again = lbyl.load(folder, model=zoo.create("digits"))
+    same = torch.equal(again(example), result.model(example))
+    page = write_report(
+        result,
+        Path(folder) / "report.html",
+        accuracy={"original": accuracy(model), "slim": accuracy(result.model)},
+        **gather(model, example, result, statistics=statistics),
+    )
+    print("the same outputs:", same)
+    print(f"{page.name}: {page.stat().st_size / 1e3:.0f} kB")

@@ -1,0 +1,94 @@
+"""Errors as one red line with the remedy, and the exit code: 2 for usage, 1 for failure."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class UsageError(Exception):
+    """An option that cannot be understood; the message says how to write it."""
+
+
+def guarded(command: F) -> F:
+    """Turn what a command raises into one line; with its option `--debug`, raise it as it is."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("debug"):
+            return command(*args, **kwargs)
+        try:
+            return command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except BrokenPipeError:  # whoever read the output has seen enough
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 (for the flush at exit)
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            fail("interrupted; nothing was left half written", 130)
+        except UsageError as error:
+            fail(str(error), 2)
+        except Exception as error:
+            fail(_message(error), 1)
+
+    return run  # type: ignore[return-value]
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say what went wrong on stderr and end."""
+    from rich.console import Console
+    from rich.text import Text
+
+    line = " ".join(message.split())  # whatever raised it may have used several lines
+    text = Text.assemble(("error: ", "bold red"), (line, "red"))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(text)
+    raise typer.Exit(code)
+
+
+def _message(error: Exception) -> str:
+    from lbyl.exceptions import LbylError
+
+    if isinstance(error, LbylError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed: pip install {error.name}"
+    text = str(error).strip() or "no message"
+    if "out of memory" in text.lower():
+        return "out of memory: use --device cpu, a smaller --input-size or a smaller --batch-size"
+    return f"{type(error).__name__}: {text} (run it again with --debug to see where)"
+
+
+class OneLineGroup(TyperGroup):
+    """A group of commands whose usage errors are one line as well."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.pop("standalone_mode", True):
+            return super().main(*args, standalone_mode=False, **kwargs)  # type: ignore[misc]
+        try:
+            code = super().main(*args, standalone_mode=False, **kwargs)  # type: ignore[misc]
+        except typer.Abort:
+            code = _said("interrupted", 130)
+        except Exception as error:
+            # Old and new versions of typer have these errors in different modules.
+            if not hasattr(error, "format_message"):
+                raise
+            context = getattr(error, "ctx", None)
+            where = context.command_path if context is not None else "lbyl"
+            message = error.format_message().rstrip(".")
+            code = _said(f"{message}; see {where} --help", getattr(error, "exit_code", 2))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _said(message: str, code: int) -> int:
+    try:
+        fail(message, code)
+    except typer.Exit as end:
+        return end.exit_code

@@ -1,0 +1,272 @@
+"""Putting the page together and writing it in one piece."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lbyl.exceptions import LbylError
+from lbyl.io import whole_file
+from lbyl.report import numbers
+from lbyl.report.charts import Chart, error_chart, kept_chart, looks, ratio_chart, series_names
+from lbyl.report.heatmap import packed
+from lbyl.report.loader import loader_snippet
+from lbyl.result import Result
+
+Rows = Sequence[Mapping[str, Any]]
+
+MEASURES = (
+    ("residual", "Residual error (RE)", "how far kept filters are from making up a pruned one"),
+    ("bias", "BatchNorm error (BE)", "how far the constants that normalisation adds are apart"),
+    ("norm", "Size of the delivery ‖s‖", "large coefficients amplify what the filters miss"),
+    ("ware", "Reconstruction error (WARE)", "mean relative error of the restored activations"),
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One headline figure, before and after."""
+
+    title: str
+    before: str
+    after: str
+    change: str
+    share: float | None  # of what there was, for the bar under it
+    note: str = ""
+
+
+def write_report(
+    result: Result,
+    path: str | Path,
+    *,
+    accuracy: Mapping[str, float] | None = None,
+    comparison: Rows | None = None,
+    errors: Mapping[str, Rows] | None = None,
+    delivery: Mapping[str, Any] | None = None,
+    latency: Mapping[str, Any] | None = None,
+    command: str | None = None,
+    loader: str | None = None,
+) -> Path:
+    """Write one self-contained HTML file about a compression.
+
+    `accuracy` gives percentages by name, "original" and "slim" first of all. `comparison` has a
+    row for every method, criterion and ratio with its "accuracy" or predicted "error". `errors`
+    and `delivery` are what `lbyl.report.gather` computes. `latency` gives milliseconds "before"
+    and "after", and whatever else should be said of how they were measured. `loader` are lines
+    that load the saved result with this package; a program without it is always shown.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise LbylError(f"{path} is a directory; give the report a file name such as report.html")
+    own = [asdict(row) for row in result.rows]
+    table = dict(errors) if errors else {result.method: own}
+    text = _template().render(
+        **_story(result),
+        cards=_cards(result, accuracy or {}, latency or {}, own),
+        accuracies=_accuracies(accuracy or {}),
+        rows=own,
+        kept=kept_chart(own),
+        error_charts=_error_charts(own, table),
+        methods=looks(list(table)),
+        comparison=_comparison(comparison or (), (accuracy or {}).get("original")),
+        matrices=packed(delivery or {}),
+        largest=_largest(delivery or {}),
+        tabs=_tabs(bool(delivery), bool(comparison)),
+        command=command,
+        loader=loader,
+        program=loader_snippet(result),
+        style=_part("style.css"),
+        script=_part("script.js"),
+    )
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def _tabs(delivery: bool, comparison: bool) -> list[tuple[str, str]]:
+    """Only parts that there is something to show in."""
+    shown = [("overview", "Overview"), ("layers", "Layers"), ("errors", "Errors")]
+    shown += [("delivery", "Delivery")] if delivery else []
+    shown += [("compare", "Methods")] if comparison else []
+    return [*shown, ("repeat", "Repeat and load")]
+
+
+def _largest(delivery: Mapping[str, Any]) -> int:
+    """The matrix shown first: the largest has most to see."""
+    sizes = [len(matrix) for matrix in delivery.values()]
+    return sizes.index(max(sizes)) if sizes else 0
+
+
+def _part(name: str) -> str:
+    return resources.files("lbyl.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _template() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise LbylError('the report needs jinja2: pip install "lbyl[report]"') from error
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(short=numbers.short, steady=numbers.steady)
+    return environment.from_string(_part("template.html"))
+
+
+def _story(result: Result) -> dict[str, Any]:
+    """What is said in words."""
+    from lbyl import __version__
+
+    pruned = [row for row in result.rows if row.kept < row.channels]
+    return {
+        "network": type(result.model).__name__,
+        "method": result.method,
+        "criterion": result.criterion,
+        "repair": result.repair,
+        "pruned_units": len(pruned),
+        "gone": sum(row.channels - row.kept for row in pruned),
+        "channels": sum(row.channels for row in result.rows),
+        "left_alone": _by_reason(result.graph.left_alone),
+        "stages": _stages(result.seconds),
+        "total_seconds": sum(result.seconds.values()),
+        "version": __version__,
+        "made": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _when(stage: str) -> int:
+    """Stages in the order they run, others behind them."""
+    order = ("trace", "images", "collect", "plan", "restore")
+    return order.index(stage) if stage in order else len(order)
+
+
+def _by_reason(left_alone: Mapping[str, str]) -> dict[str, list[str]]:
+    """Many layers share a reason, which then need be read only once."""
+    found: dict[str, list[str]] = {}
+    for name, reason in left_alone.items():
+        found.setdefault(reason, []).append(name)
+    return found
+
+
+def _stages(seconds: Mapping[str, float]) -> list[dict[str, Any]]:
+    total = sum(seconds.values()) or 1.0
+    return [
+        {"name": name, "seconds": seconds[name], "share": 100 * seconds[name] / total}
+        for name in sorted(seconds, key=_when)
+    ]
+
+
+def _cards(
+    result: Result, accuracy: Mapping[str, float], latency: Mapping[str, Any], rows: Rows
+) -> list[Card]:
+    before, after = result.before, result.after
+    cards = [_accuracy_card(accuracy) or _error_card(rows)]
+    sizes = (
+        ("Parameters", before.parameters, after.parameters, numbers.count),
+        ("Multiply–adds", before.macs, after.macs, numbers.count),
+        ("Size of weights", before.bytes, after.bytes, numbers.size),
+    )
+    for title, was, now, show in sizes:
+        share = now / was if was else None
+        cards.append(Card(title, show(was), show(now), numbers.change(was, now), share))
+    timed = _latency_card(latency)
+    return [*cards, timed] if timed else cards
+
+
+def _accuracy_card(accuracy: Mapping[str, float]) -> Card | None:
+    was, now = (numbers.finite(accuracy.get(key)) for key in ("original", "slim"))
+    if now is None:
+        return None
+    if was is None:
+        return Card("Accuracy", "", f"{now:.2f} %", "", now / 100)
+    return Card("Accuracy", f"{was:.2f} %", f"{now:.2f} %", numbers.points(was, now), now / 100)
+
+
+def _error_card(rows: Rows) -> Card:
+    """Without labelled images the error of the delivery is all that can be told."""
+    weights = [(row["channels"] - row["kept"], numbers.finite(row["residual"])) for row in rows]
+    known = [(n, value) for n, value in weights if n and value is not None]
+    gone = sum(n for n, _ in known)
+    mean = sum(n * value for n, value in known) / gone if gone else 0.0
+    note = "mean residual of a removed filter; no labelled images were given"
+    return Card("Predicted error", "", numbers.short(mean), "", None, note)
+
+
+def _latency_card(latency: Mapping[str, Any]) -> Card | None:
+    was = numbers.finite(latency.get("before", latency.get("original")))
+    now = numbers.finite(latency.get("after", latency.get("slim")))
+    if was is None or now is None or was <= 0:
+        return None
+    rest = {k: v for k, v in latency.items() if k not in ("before", "after", "original", "slim")}
+    note = ", ".join(f"{k} {v}" for k, v in rest.items())
+    change = numbers.change(was, now)
+    return Card(
+        "Latency", f"{numbers.short(was)} ms", f"{numbers.short(now)} ms", change, now / was, note
+    )
+
+
+def _accuracies(accuracy: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A bar for each, where there is more to tell than before and after."""
+    known = {k: numbers.finite(v) for k, v in accuracy.items()}
+    bars = [{"name": k, "value": v} for k, v in known.items() if v is not None]
+    return bars if len(bars) > 2 else []
+
+
+def _error_charts(own: Rows, table: Mapping[str, Rows]) -> list[Chart]:
+    units = list(dict.fromkeys(str(row["unit"]) for rows in table.values() for row in rows))
+    order = [row["unit"] for row in own if row["unit"] in units]
+    units = order + [unit for unit in units if unit not in order]
+    charts = [error_chart(title, note, key, units, table) for key, title, note in MEASURES]
+    return [chart for chart in charts if chart.drawn]
+
+
+def _comparison(rows: Rows, original: float | None) -> dict[str, Any] | None:
+    """Rows for the table, and a chart where there are numbers to draw."""
+    if not rows:
+        return None
+    accurate = any(numbers.finite(row.get("accuracy")) is not None for row in rows)
+    key, title = ("accuracy", "Accuracy, %") if accurate else ("error", "Predicted error")
+    numbered = [row for row in rows if numbers.finite(row.get(key)) is not None]
+    ratios = {row.get("ratio") for row in numbered}
+    names = series_names(rows)
+    return {
+        "rows": [_compared(row) for row in rows],
+        "accurate": accurate,
+        "erring": any(row.get("error") is not None for row in rows),
+        "methods": looks(list(dict.fromkeys(names))),
+        "chart": ratio_chart(rows, key, title, numbers.finite(original) if accurate else None)
+        if len(ratios) > 1
+        else None,
+        "bars": _bars(numbered, key) if len(ratios) == 1 else [],
+        "title": title,
+    }
+
+
+def _compared(row: Mapping[str, Any]) -> dict[str, str]:
+    error, ratio = row.get("error"), numbers.finite(row.get("ratio"))
+    value = numbers.finite(row.get("accuracy"))
+    return {
+        "method": str(row.get("method", "")),
+        "criterion": str(row.get("criterion", "")),
+        "ratio": numbers.DASH if ratio is None else f"{ratio:g}",
+        "accuracy": numbers.DASH if value is None else f"{value:.2f}",
+        # What failed has a message in the place of a number.
+        "error": error if isinstance(error, str) else numbers.short(error),
+    }
+
+
+def _bars(rows: Rows, key: str) -> list[dict[str, Any]]:
+    """With a single ratio there is no line to draw."""
+    names = series_names(rows)
+    style = looks(list(dict.fromkeys(names)))
+    values = [float(row[key]) for row in rows]
+    top = 100.0 if key == "accuracy" else max([v for v in values if math.isfinite(v)] + [1e-12])
+    return [
+        {"name": name, "look": style[name], "value": value, "share": 100 * value / top}
+        for name, value in zip(names, values)
+    ]

@@ -1,0 +1,157 @@
+"""inspect, estimate, compare, evaluate, export, report, finetune, images and demo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import lbyl
+from lbyl.models import resolve
+
+
+@pytest.fixture
+def slim(run: Any, tmp_path: Path) -> Path:
+    """A compressed network of the zoo."""
+    out = tmp_path / "slim"
+    settings = ["--weights", "shipped", "--ratio", "0.3", "--images", "64", "--no-report"]
+    run("compress", "lbyl:digits", *settings, "--out", out)
+    return out
+
+
+def test_inspect(run: Any, run_json: Any) -> None:
+    found = run_json("inspect", "lbyl:resnet20_cifar10")
+    assert len(found["units"]) == 9
+    assert found["units"][0]["producers"] == ["layer1.0.conv1"]
+    assert found["units"][0]["consumers"] == ["layer1.0.conv2"]
+    assert "linear" in found["left_alone"]
+    shown = run("inspect", "lbyl:resnet20_cifar10").stdout
+    assert "layer3.2.conv1" in shown and "left alone" in shown
+    streams = run_json("inspect", "lbyl:resnet20_cifar10", "--streams")
+    assert any(unit["stream"] for unit in streams["units"])
+
+
+def test_inspect_full_prints_every_consequence(run: Any, small: list[str]) -> None:
+    shown = run("inspect", *small, "--full").stdout
+    assert "made by    0" in shown and "read by    3" in shown
+
+
+def test_estimate(run: Any, run_json: Any, small: list[str]) -> None:
+    arguments = [*small, "--images", "32", "--ratio", "0.25", "--ratio", "0.5"]
+    rows = run_json("estimate", *arguments, "--method", "none", "--method", "echo")["rows"]
+    assert len(rows) == 2 * 2 * 2
+    ware = {(r["unit"], r["method"], r["ratio"]): r["ware"] for r in rows}
+    assert ware["0", "echo", 0.5] < ware["0", "none", 0.5]
+    shown = run("estimate", *arguments).stdout
+    assert "50 % gone" in shown and "restored by echo" in shown
+
+
+def test_compare(run: Any, run_json: Any) -> None:
+    arguments = ["lbyl:digits", "--weights", "shipped", "--ratio", "0.5", "--data", "digits"]
+    arguments += ["--limit", "200", "--method", "none", "--method", "echo"]
+    found = run_json("compare", *arguments, "--criterion", "l1", "--criterion", "l2")
+    assert [(r["criterion"], r["method"]) for r in found["rows"]] == [
+        ("l1", "none"),
+        ("l1", "echo"),
+        ("l2", "none"),
+        ("l2", "echo"),
+    ]
+    accuracy = [row["accuracy"] for row in found["rows"]]
+    assert accuracy[1] > accuracy[0] + 20 and accuracy[3] > accuracy[2] + 20
+    assert found["original"]["accuracy"] >= max(accuracy) - 1
+
+
+def test_compare_without_data_shows_errors(run: Any, small: list[str]) -> None:
+    shown = run("compare", *small, "--method", "none", "--method", "lbyl").stdout
+    assert "RE" in shown and "accuracy is measured" in shown
+
+
+def test_evaluate_a_compressed_directory(run_json: Any, slim: Path) -> None:
+    found = run_json("evaluate", slim, "--data", "digits", "--time")
+    whole = run_json("evaluate", "lbyl:digits", "--weights", "shipped", "--data", "digits")
+    again = run_json("evaluate", "lbyl:digits", "--weights", slim, "--data", "digits")
+    assert found["accuracy"] == again["accuracy"] > 90
+    assert found["parameters"] < whole["parameters"]
+    assert found["seconds"] > 0 and found["images"] == 797
+
+
+def test_evaluate_needs_something_to_measure(run: Any) -> None:
+    assert "--data" in run("evaluate", "lbyl:digits", code=2).stderr
+
+
+def test_export_onnx_and_program(run_json: Any, run: Any, slim: Path, tmp_path: Path) -> None:
+    found = run_json("export", slim, "--out", tmp_path / "x" / "slim.onnx")
+    assert 0 <= found["error"] < 1e-3
+    assert (tmp_path / "x" / "slim.onnx").stat().st_size == found["bytes"]
+    run("export", slim, "--out", tmp_path / "slim.pt2")
+    program = torch.export.load(tmp_path / "slim.pt2")
+    x = torch.randn(3, 1, 8, 8)
+    here = resolve(str(slim)).model(x)
+    torch.testing.assert_close(program.module()(x), here, rtol=1e-4, atol=1e-4)
+    assert ".onnx or .pt2" in run("export", slim, "--out", "x.bin", code=2).stderr
+
+
+def test_report_again_with_a_comparison(run: Any, slim: Path, tmp_path: Path) -> None:
+    arguments = ["lbyl:digits", "--weights", "shipped", "--method", "none", "--method", "lbyl"]
+    (tmp_path / "c.json").write_text(run("compare", *arguments, "--json").stdout)
+    run("report", slim, "--comparison", tmp_path / "c.json")
+    page = (slim / "report.html").read_text()
+    assert "DigitsNet" in page and "lbyl.zoo.create" in page
+    run("report", slim, "--out", tmp_path / "plain.html")
+    assert len((tmp_path / "plain.html").read_text()) < len(page)
+
+
+def test_report_of_nothing(run: Any, tmp_path: Path) -> None:
+    assert "no plan.json" in run("report", tmp_path, code=1).stderr
+
+
+def test_finetune_keeps_a_compressed_network_loadable(
+    run_json: Any, slim: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "tuned"
+    settings = ["--epochs", "1", "--limit", "256", "--device", "cpu", "--out", out]
+    found = run_json("finetune", slim, "--data", "digits", "--test-data", "digits", *settings)
+    assert len(found["epochs"]) == 1 and found["after"] > 50
+    tuned, before = resolve(str(out)).model, resolve(str(slim)).model
+    x = torch.randn(2, 1, 8, 8)
+    assert tuned(x).shape == (2, 10) and not torch.equal(tuned(x), before(x))
+    assert json.loads((out / "history.json").read_text())["epochs"][0]["epoch"] == 1
+
+
+def test_finetune_needs_labels(run: Any, small: list[str], tmp_path: Path) -> None:
+    images = np.zeros((4, 12, 12, 3), dtype=np.uint8)
+    np.savez(tmp_path / "bare.npz", images=images)
+    result = run("finetune", *small, "--data", tmp_path / "bare.npz", code=2)
+    assert "has no labels" in result.stderr
+
+
+def test_images(run_json: Any, run: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    path = tmp_path / "sheet.png"
+    found = run_json("images", path, "--count", "4", "--input-size", "1x16x16")
+    assert found["shape"] == [1, 16, 16]
+    assert Image.open(path).size == (2 * 16 + 2, 2 * 16 + 2)
+    assert "must end like an image" in run("images", tmp_path / "a.xyz", code=1).stderr
+
+
+def test_demo(run: Any, run_json: Any) -> None:
+    found = run_json("demo")
+    accuracy = {trial["method"]: trial["accuracy"] for trial in found["trials"]}
+    assert accuracy.keys() == set(lbyl.methods.names())
+    assert found["original"] > 98 and accuracy["none"] < 50
+    assert accuracy["echo"] > found["original"] - 3
+    assert found["after"]["parameters"] < 0.6 * found["before"]["parameters"]
+
+
+def test_the_demos_program_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lbyl.demo import SNIPPET
+
+    monkeypatch.chdir(tmp_path)
+    network = resolve("lbyl:digits", "shipped")
+    exec(SNIPPET, {"model": network.model, "example_inputs": network.example})
+    assert {p.name for p in Path("out").iterdir()} == {"model.safetensors", "plan.json"}
