@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lbyl.budget import Budget
@@ -22,6 +23,9 @@ from lbyl.restore import Method, methods
 from lbyl.result import Result, Row, Size
 from lbyl.statistics import Statistics, collect
 from lbyl.statistics.analytic import analytic_statistics
+from lbyl.statistics.sequential import fit_sequentially
+from lbyl.statistics.sources import calibration as calibration_passes
+from lbyl.surgery import surviving_indices
 from lbyl.trace import check_model, trace
 from lbyl.unit import Graph
 from lbyl.weights import unit_weights
@@ -51,6 +55,7 @@ def compress(
     max_error: float | None = None,
     images: int | str | None = None,
     taps: str = "auto",
+    sequential: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Result:
@@ -63,9 +68,14 @@ def compress(
     Instead of a ratio a budget may be given: `macs`, `params` or `latency` as a share of the
     original's, or `max_error`, the largest predicted error of a layer. Ratios are then chosen
     layer by layer so that the predicted error is least.
+
+    `sequential` (with `calibration`) fits each layer on what the pruned network really delivers to
+    it, in the order they run; all calibration inputs then run at once.
     """
     budget = Budget(macs, params, latency, max_error)
     budget.check(ratio)
+    if sequential:
+        calibration = _repeatable(calibration)
     chosen, how = resolve(criterion, method)
     mend = how.default_repair if repair is None else repair
     check_repair(mend)
@@ -106,6 +116,8 @@ def compress(
     plan.check(graph)
     clock.lap("plan")
     done = restore(model, graph, plan, how, statistics, mend, progress)
+    if sequential:
+        fit_in_order(model, done.model, graph, plan, calibration)
     clock.lap("restore")
     return Result(
         done.model,
@@ -119,6 +131,24 @@ def compress(
         mend,
         clock.laps,
     )
+
+
+def _repeatable(calibration: Iterable[Any] | Tensor | None) -> Any:
+    """Calibration inputs that can be gone through twice."""
+    if calibration is None:
+        raise LbylError("sequential=True needs calibration=: inputs of your own to fit on")
+    return calibration if isinstance(calibration, Tensor) else list(calibration)
+
+
+def fit_in_order(
+    model: nn.Module, slim: nn.Module, graph: Graph, plan: Plan, calibration: Any
+) -> None:
+    """Refit the readers of the slim model on calibration inputs, one after the other."""
+    batches = list(calibration_passes(model, calibration).batches)
+    if not all(isinstance(batch, Tensor) for batch in batches):
+        raise LbylError("sequential=True needs calibration inputs that are single tensors")
+    indices = surviving_indices(graph, plan.kept)
+    fit_sequentially(model, slim, graph, indices, torch.cat(batches))
 
 
 class Clock:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Onnx = Annotated[bool, o.output_option("--onnx", help="Also write model.onnx, checked.")]
 Report = Annotated[bool, o.output_option(help="Write report.html.")]
 
+# ONNX Runtime's kernels work on blocks of eight channels: odd widths can be slower than the
+# original (benchmarks/latency.py). PyTorch on the CPU does not care.
+ONNX_MULTIPLE = 8
+
 
 @guarded
 def compress(
@@ -57,6 +61,8 @@ def compress(
     """Make a network smaller and put its accuracy back: no data, no training."""
     screen = Screen(json, quiet)
     check_target(out, onnx)
+    if onnx and round_to is None:
+        round_to = ONNX_MULTIPLE
     budget = o.check_budget(macs=macs, params=params, latency=latency, max_error=max_error)
     job = Job(
         method=o.parse_method(method, option),

@@ -102,7 +102,10 @@ Modules = Annotated[
     list[str] | None, _choice(metavar="NAME", help="Only these, as 'layer4.*' (repeatable).")
 ]
 Streams = Annotated[bool, _choice("--streams", help="Prune residual streams too.")]
-RoundTo = Annotated[int | None, _choice(metavar="N", min=1, help="Keep multiples of N filters.")]
+RoundTo = Annotated[
+    int | None,
+    _choice(metavar="N", min=1, help="Keep multiples of N filters (with --onnx: 8 if not given)."),
+]
 Macs = Annotated[float | None, _choice(metavar="SHARE", help="Budget: MACs that stay.")]
 Params = Annotated[float | None, _choice(metavar="SHARE", help="Budget: parameters that stay.")]
 Latency = Annotated[float | None, _choice(metavar="SHARE", help="Budget: time that stays.")]
