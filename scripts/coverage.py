@@ -34,7 +34,8 @@ MINILM = ROOT / "docs" / "results" / "minilm.json"
 MINILM_TEXT = """all-MiniLM-L6-v2 less a share of its MLP neurons: mean cosine similarity of the
 embeddings of 200 English sentences before and after (`python benchmarks/minilm.py`). Random tokens
 need no data: trained tokens by Zipf's law, most of a sequence near one topic
-(`lbyl.statistics.tokens`).
+(`lbyl.statistics.tokens`). How tokens are drawn was settled on 100 of these sentences,
+so that row is a little optimistic.
 """
 RATIO = 0.3
 DOUBLE_LIMIT = 60_000_000  # parameters up to which float64 fits comfortably

@@ -106,7 +106,7 @@ class Listener(TorchFunctionMode):
         if id(weight) in self.accumulators and (func in CONVOLUTIONS or func is F.linear):
             self._gather(func, self.accumulators[id(weight)], args, kwargs)
         elif len(args) > 2 and id(args[2]) in self.accumulators:  # addmm(bias, x, weight)
-            gather_linear(self.accumulators[id(args[2])], args[1])
+            gather_linear(self.accumulators[id(args[2])], args[1], self.generator)
         elif id(weight) in self.accumulators:
             self._gather_other(self.accumulators[id(weight)], args, kwargs)
         return func(*args, **kwargs)
@@ -120,7 +120,7 @@ class Listener(TorchFunctionMode):
     ) -> None:
         x = args[0] if args else kwargs["input"]
         if func is F.linear:
-            gather_linear(into, x)
+            gather_linear(into, x, self.generator)
             return
         dims = CONVOLUTIONS[func]
         named = dict(zip(("stride", "padding", "dilation"), args[3:6])) | kwargs
@@ -133,9 +133,9 @@ class Listener(TorchFunctionMode):
         """A transposed convolution or a product: inputs by channel."""
         x = args[0] if args else kwargs["input"]
         if into.consumer.kind == "linear":
-            gather_linear(into, x)
+            gather_linear(into, x, self.generator)
         else:
-            into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit))
+            into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit, self.generator))
 
 
 def batch_norm_by_batch(
@@ -180,16 +180,16 @@ class Geometry:
         return cls(tuple(kernel), stride, sides, dilation)
 
 
-def gather_linear(into: Accumulator, x: Tensor) -> None:
+def gather_linear(into: Accumulator, x: Tensor, generator: torch.Generator) -> None:
     """Inputs of a linear layer: (…, features), regrouped by channel where flattened."""
     rows = x.reshape(-1, x.shape[-1])
     if into.columns is None:
-        into.add(thin(rows, into.sample_limit))
+        into.add(thin(rows, into.sample_limit, generator))
         return
     columns = into.columns.to(x.device)
     patches = rows[:, columns.flatten()].unflatten(1, columns.shape)
     into.add_spatial(patches)
-    into.add(thin(patches.transpose(1, 2).flatten(0, 1), into.sample_limit))
+    into.add(thin(patches.transpose(1, 2).flatten(0, 1), into.sample_limit, generator))
 
 
 def gather_convolution(
@@ -201,7 +201,7 @@ def gather_convolution(
     if math.prod(geometry.kernel) == 1 and into.per_tap:
         for d, step in enumerate(geometry.stride):
             x = x[(slice(None),) * (2 + d) + (slice(None, None, step),)]
-        into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit))
+        into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit, generator))
         return
     positions = x.shape[0] * math.prod(x.shape[2:]) / math.prod(geometry.stride)
     patches = patches_of(x, geometry, positions / into.sample_limit, generator)
@@ -212,10 +212,18 @@ def gather_convolution(
     into.add(patches.transpose(1, 2).flatten(0, 1))
 
 
-def thin(rows: Tensor, limit: int) -> Tensor:
-    """Every n-th row, so that about `limit` remain."""
-    step = max(1, rows.shape[0] // max(1, limit))
-    return rows if step == 1 else rows[::step]
+def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Tensor:
+    """About `limit` of the rows, one drawn from each stretch of equal length.
+
+    Every n-th row would not do: rows follow each other pixel by pixel, and a step that divides
+    the width sees the same columns of every image.
+    """
+    step = rows.shape[0] // max(1, limit)
+    if step <= 1:
+        return rows
+    count = rows.shape[0] // step
+    places = torch.arange(count) * step + torch.randint(step, (count,), generator=generator)
+    return rows[places.to(rows.device)]
 
 
 def patches_of(x: Tensor, geometry: Geometry, excess: float, generator: torch.Generator) -> Tensor:

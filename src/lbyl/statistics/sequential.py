@@ -81,13 +81,13 @@ class Fitter(TorchFunctionMode):
 def inputs_seen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """(samples, features): what a layer multiplies its weight with, at the same places each run."""
     x = args[0] if args else kwargs["input"]
+    generator = torch.Generator().manual_seed(0)
     if func is F.linear:
-        return thin(x.reshape(-1, x.shape[-1]), SAMPLES)
+        return thin(x.reshape(-1, x.shape[-1]), SAMPLES, generator)
     dims = CONVOLUTIONS[func]
     named = dict(zip(("stride", "padding", "dilation"), args[3:6])) | kwargs
     geometry = Geometry.of(x, args[1].shape[2:], dims, named)
     places = x.shape[0] * x[0, 0].numel() / max(1, torch.tensor(geometry.stride).prod().item())
-    generator = torch.Generator().manual_seed(0)
     return patches_of(x, geometry, places / SAMPLES, generator).flatten(1)
 
 
