@@ -87,50 +87,42 @@ def compress(
     _check_prunable(graph)
     clock.lap("trace")
     wanted = how.needs_statistics or chosen.needs_statistics or mend != "none" or budget.given
-    analytic = how.statistics_source == "analytic" and calibration is None
-    given = statistics is not None
-    if statistics is None and wanted and analytic:
-        statistics = analytic_statistics(model, graph)
-    elif statistics is None and wanted:
-        statistics = collect(
-            model,
-            example_inputs,
-            graph=graph,
-            calibration=calibration,
-            images=images,
-            taps=taps,
-            seed=seed,
-            progress=progress,
-        )
+    if statistics is None and wanted:
+        options = {"images": images, "taps": taps, "seed": seed, "progress": progress}
+        statistics = _statistics(model, example_inputs, graph, how, calibration, options)
+        clock.laps.update(statistics.seconds)
+        clock.skip()
     if statistics is not None:
-        if not given:  # what an earlier run took is not this one's time
-            clock.laps.update(statistics.seconds)
-            clock.skip()
         check_statistics(graph, statistics)
     if plan is None:
         if budget.given and statistics is not None:
-            wanted_counts = budget.counts(model, example_inputs, graph, statistics, round_to)
+            left = budget.counts(model, example_inputs, graph, statistics, round_to)
         else:
-            wanted_counts = counts(graph, DEFAULT_RATIO if ratio is None else ratio, round_to)
-        plan = make_plan(model, graph, wanted_counts, chosen, how, statistics)
+            left = counts(graph, DEFAULT_RATIO if ratio is None else ratio, round_to)
+        plan = make_plan(model, graph, left, chosen, how, statistics)
     plan.check(graph)
     clock.lap("plan")
     done = restore(model, graph, plan, how, statistics, mend, progress)
     if sequential:
         fit_in_order(model, done.model, graph, plan, calibration)
     clock.lap("restore")
-    return Result(
-        done.model,
-        plan,
-        graph,
-        Size.of(model, graph),
-        Size.of(done.model, graph),
-        tuple(_rows(plan, done)),
-        how.name,
-        chosen.name,
-        mend,
-        clock.laps,
-    )
+    sizes = Size.of(model, graph), Size.of(done.model, graph)
+    rows, names = tuple(_rows(plan, done)), (how.name, chosen.name, mend)
+    return Result(done.model, plan, graph, *sizes, rows, *names, clock.laps)
+
+
+def _statistics(
+    model: nn.Module,
+    example_inputs: Inputs,
+    graph: Graph,
+    method: Method,
+    calibration: Iterable[Any] | Tensor | None,
+    options: dict[str, Any],
+) -> Statistics:
+    """From the weights where the method asks for that, otherwise by running the network."""
+    if method.statistics_source == "analytic" and calibration is None:
+        return analytic_statistics(model, graph)
+    return collect(model, example_inputs, graph=graph, calibration=calibration, **options)
 
 
 def _repeatable(calibration: Iterable[Any] | Tensor | None) -> Any:
