@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lbyl.cli.screen import Screen
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lbyl import Graph, Result, Statistics
     from lbyl.models import Network
 
+FOLLOWING = "following its channels"
 BUDGETS = {"macs", "params", "latency", "max_error"}
 
 
@@ -59,7 +60,10 @@ class Job:
                 progress=tick.named,
                 **self.choice,
             )
-        return Done(result, statistics)
+        # The stages before belong to this compression too: reports tell where the time went.
+        spent = dict(statistics.seconds) if statistics is not None else {}
+        seconds = {**result.seconds, "trace": screen.seconds.get(FOLLOWING, 0.0), **spent}
+        return Done(replace(result, seconds=seconds), statistics)
 
     @property
     def repair(self) -> str:
@@ -82,7 +86,7 @@ def follow(screen: Screen, network: Network, **choice: Any) -> Graph:
     """The network's graph."""
     import lbyl
 
-    with screen.stage("following its channels"):
+    with screen.stage(FOLLOWING):
         return lbyl.trace(network.model, network.example, **choice)
 
 
