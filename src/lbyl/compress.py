@@ -120,7 +120,7 @@ def _statistics(
     options: dict[str, Any],
 ) -> Statistics:
     """From the weights where the method asks for that, otherwise by running the network."""
-    if method.statistics_source == "analytic" and calibration is None:
+    if method.analytic and calibration is None:
         return analytic_statistics(model, graph)
     return collect(model, example_inputs, graph=graph, calibration=calibration, **options)
 

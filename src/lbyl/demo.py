@@ -69,7 +69,7 @@ def run(
     for place, name in enumerate(names):
         tick(name, place, len(names))
         start = time.perf_counter()
-        analytic = lbyl.methods.resolve(name).statistics_source == "analytic"
+        analytic = lbyl.methods.resolve(name).analytic
         known = None if analytic else statistics  # that method makes its own from weights
         result = lbyl.compress(
             model, example, ratio, method=name, graph=graph, statistics=known, seed=seed

@@ -10,7 +10,7 @@ import typer
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import guarded
-from lbyl.cli.job import follow, is_analytic, run_once
+from lbyl.cli.job import follow, run_once
 from lbyl.cli.screen import Screen, bold, human, table
 from lbyl.cli.setup import as_classifier, build, load_images, measure
 
@@ -83,7 +83,7 @@ def compare(
 def runs(method: Any) -> bool:
     """Whether a method needs the network to be run on images."""
     wanted = method.needs_statistics or method.default_repair != "none"
-    return wanted and not is_analytic(method)
+    return wanted and not method.analytic
 
 
 class Bench:
@@ -123,7 +123,7 @@ class Bench:
             criterion=criterion,
             method=method,
             graph=self.graph,
-            statistics=None if is_analytic(method) else self.statistics,
+            statistics=None if method.analytic else self.statistics,
             round_to=self.round_to,
             seed=self.seed,
         )

@@ -73,13 +73,8 @@ class Job:
     def _runs(self, calibration: str | None) -> bool:
         """Whether the network has to be run on images; budgets are kept by measuring."""
         asked = self.method.needs_statistics or self.repair != "none"
-        asked = asked and not (is_analytic(self.method) and calibration is None)
+        asked = asked and not (self.method.analytic and calibration is None)
         return asked or self.criterion.needs_statistics or bool(BUDGETS & self.choice.keys())
-
-
-def is_analytic(method: Any) -> bool:
-    """Whether a method makes its statistics from weights alone."""
-    return method.statistics_source == "analytic"
 
 
 def follow(screen: Screen, network: Network, **choice: Any) -> Graph:

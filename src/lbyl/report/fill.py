@@ -56,12 +56,8 @@ def _used(result: Result) -> Method:
     return _resolve(told if told.get("name") == result.method else result.method)
 
 
-def _is_analytic(method: Method) -> bool:
-    return method.statistics_source == "analytic"
-
-
 def _measures(method: Method) -> bool:
-    return method.needs_statistics and not _is_analytic(method)
+    return method.needs_statistics and not method.analytic
 
 
 class _Comparing:
@@ -76,7 +72,7 @@ class _Comparing:
     def deliveries(self, method: Method) -> dict[str, Tensor]:
         """Unit → delivery matrix, from the statistics that the method goes by."""
         known = self.statistics
-        if _is_analytic(method):
+        if method.analytic:
             known = analytic_statistics(self.model, self.graph)
         with torch.no_grad():
             return {

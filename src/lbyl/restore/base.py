@@ -55,6 +55,11 @@ class Method(Named):
     default_repair: ClassVar[str] = "none"
     statistics_source: ClassVar[str] = "images"  # or "analytic": weights alone
 
+    @property
+    def analytic(self) -> bool:
+        """Whether the method's statistics follow from the weights alone."""
+        return self.statistics_source == "analytic"
+
     def select(self, weights: UnitWeights, count: int) -> Tensor:
         """The channels that stay, for methods that choose them."""
         raise TypeError(f"method {self.name!r} does not choose channels")

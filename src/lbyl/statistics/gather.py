@@ -122,10 +122,7 @@ class Listener(TorchFunctionMode):
         if func is F.linear:
             gather_linear(into, x, self.generator)
             return
-        dims = CONVOLUTIONS[func]
-        named = dict(zip(("stride", "padding", "dilation"), args[3:6])) | kwargs
-        geometry = Geometry.of(x, args[1].shape[2:], dims, named)
-        gather_convolution(into, x, geometry, self.generator)
+        gather_convolution(into, x, Geometry.of(func, args, kwargs), self.generator)
 
     def _gather_other(
         self, into: Accumulator, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -164,7 +161,13 @@ class Geometry:
     dilation: tuple[int, ...]
 
     @classmethod
-    def of(cls, x: Tensor, kernel: Any, dims: int, named: dict[str, Any]) -> Geometry:
+    def of(
+        cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Geometry:
+        """The geometry of one call of a convolution."""
+        dims, kernel = CONVOLUTIONS[func], args[1].shape[2:]
+        named = dict(zip(("stride", "padding", "dilation"), args[3:6])) | kwargs
+
         def each(value: Any) -> tuple[int, ...]:
             return (value,) * dims if isinstance(value, int) else tuple(value)
 
@@ -178,6 +181,10 @@ class Geometry:
         else:
             sides = tuple((p, p) for p in each(padding))
         return cls(tuple(kernel), stride, sides, dilation)
+
+    def positions(self, x: Tensor) -> float:
+        """About how many places of a batch the kernel is applied at."""
+        return x.shape[0] * math.prod(x.shape[2:]) / math.prod(self.stride)
 
 
 def gather_linear(into: Accumulator, x: Tensor, generator: torch.Generator) -> None:
@@ -203,8 +210,7 @@ def gather_convolution(
             x = x[(slice(None),) * (2 + d) + (slice(None, None, step),)]
         into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit, generator))
         return
-    positions = x.shape[0] * math.prod(x.shape[2:]) / math.prod(geometry.stride)
-    patches = patches_of(x, geometry, positions / into.sample_limit, generator)
+    patches = patches_of(x, geometry, geometry.positions(x) / into.sample_limit, generator)
     if into.per_tap:
         into.add(patches.flatten(1))
         return

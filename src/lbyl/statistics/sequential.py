@@ -84,11 +84,8 @@ def inputs_seen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     generator = torch.Generator().manual_seed(0)
     if func is F.linear:
         return thin(x.reshape(-1, x.shape[-1]), SAMPLES, generator)
-    dims = CONVOLUTIONS[func]
-    named = dict(zip(("stride", "padding", "dilation"), args[3:6])) | kwargs
-    geometry = Geometry.of(x, args[1].shape[2:], dims, named)
-    places = x.shape[0] * x[0, 0].numel() / max(1, torch.tensor(geometry.stride).prod().item())
-    return patches_of(x, geometry, places / SAMPLES, generator).flatten(1)
+    geometry = Geometry.of(func, args, kwargs)
+    return patches_of(x, geometry, geometry.positions(x) / SAMPLES, generator).flatten(1)
 
 
 def fit_sequentially(
