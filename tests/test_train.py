@@ -16,14 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lbyl.exceptions import LbylError
-from lbyl.train import (
-    TrainConfig,
-    _epoch_order,
-    _training_batches,
-    augment_batch,
-    learning_rate_at,
-    train,
-)
+from lbyl.train import TrainConfig, augment_batch, learning_rate_at, train
+from lbyl.train.data import Pair as TensorPair
+from lbyl.train.data import check_labels, epoch_order, read_batches, training_batches
+from lbyl.train.session import Session
 
 pytest.importorskip("accelerate")
 Pair = tuple[Tensor, Tensor]
@@ -96,16 +92,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     whole = network()
     expected = run(whole, *digits, config, out=tmp_path / "whole")
 
-    from lbyl import train as module
-
-    original = module._Session.train_epoch
+    original = Session.train_epoch
 
     def interrupted(self: object, epoch: int, tick: object) -> float:
         if epoch == stop:
             raise Stopped
         return original(self, epoch, tick)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module._Session, "train_epoch", interrupted)
+    monkeypatch.setattr(Session, "train_epoch", interrupted)
     with pytest.raises(Stopped):
         run(network(), *digits, config, out=tmp_path / "cut")
     monkeypatch.undo()
@@ -176,18 +170,65 @@ def test_schedules(config: TrainConfig, expected: dict[int, float]) -> None:
 
 
 def test_shares_of_a_batch_are_equal_and_cover_it() -> None:
-    order = _epoch_order(103, TrainConfig(), 5)
-    assert torch.equal(order, _epoch_order(103, TrainConfig(), 5))
-    assert not torch.equal(order, _epoch_order(103, TrainConfig(), 6))
-    shares = [_training_batches(order, 20, rank, 3) for rank in range(3)]
+    order = epoch_order(103, TrainConfig(), 5)
+    assert torch.equal(order, epoch_order(103, TrainConfig(), 5))
+    assert not torch.equal(order, epoch_order(103, TrainConfig(), 6))
+    shares = [training_batches(order, 20, rank, 3) for rank in range(3)]
     assert [len(b) for b in shares[0]] == [len(b) for b in shares[2]] == [7, 7, 7, 7, 7]
     for whole, *parts in zip(order.split(20), *shares):
         assert {i for part in parts for i in part} == set(whole.tolist())
-    assert len(_training_batches(torch.arange(41), 20, 0, 1)) == 2  # a lone image is left out
+    assert len(training_batches(torch.arange(41), 20, 0, 1)) == 2  # a lone image is left out
     limited = TrainConfig(limit=10)
-    chosen = [set(_epoch_order(103, limited, epoch).tolist()) for epoch in (0, 1)]
+    chosen = [set(epoch_order(103, limited, epoch).tolist()) for epoch in (0, 1)]
     assert len(chosen[0]) == 10
     assert chosen[0] == chosen[1]
+
+
+def test_tensors_on_the_device_give_the_batches_a_loader_gives(digits: tuple[Pair, Pair]) -> None:
+    images, labels = digits[0]
+    batches = training_batches(epoch_order(len(labels), QUICK, 2), 64, 0, 1)
+    cpu = torch.device("cpu")
+    here = list(read_batches(TensorPair(images, labels), batches, cpu, 0, 10))
+    loaded = list(read_batches(TensorDataset(images, labels), batches, cpu, 0, 10))
+    assert len(here) == len(loaded) == len(batches)
+    for ours, theirs in zip(here, loaded):
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+
+
+def test_both_ways_of_reading_learn_the_same(digits: tuple[Pair, Pair]) -> None:
+    config = replace(QUICK, epochs=2, augment=True)
+    pair, loaded = network(), network()
+    pair[5] = loaded[5] = nn.Identity()  # a loader draws a number of its own, which dropout sees
+    ours = run(pair, *digits, config)
+    theirs = run(loaded, TensorDataset(*digits[0]), TensorDataset(*digits[1]), config)  # type: ignore[arg-type]
+    assert [{**row, "seconds": 0} for row in ours] == [{**row, "seconds": 0} for row in theirs]
+    assert torch.equal(pair[0].weight, loaded[0].weight)
+
+
+def test_evaluation_may_be_rare_and_in_larger_batches(digits: tuple[Pair, Pair]) -> None:
+    often, rarely = network(), network()
+    expected = run(often, *digits, QUICK)
+    history = run(rarely, *digits, replace(QUICK, eval_every=3, eval_batch_size=400))
+    assert [row["eval_accuracy"] is None for row in history] == [True, True, False, False]
+    assert history[-1]["eval_accuracy"] == expected[-1]["eval_accuracy"]
+    assert torch.equal(often[0].weight, rarely[0].weight)
+
+
+def test_probabilities_are_learned_from(digits: tuple[Pair, Pair]) -> None:
+    (images, labels), held_out = digits
+    soft = 0.9 * nn.functional.one_hot(labels, 10) + 0.01
+    history = run(network(), (images, soft), held_out, QUICK)
+    assert history[-1]["eval_accuracy"] > 0.88
+    # Smoothed labels are one case of probabilities, so the two must agree.
+    smoothed = run(network(), (images, labels), held_out, replace(QUICK, label_smoothing=0.1))
+    assert history[-1]["train_loss"] == pytest.approx(smoothed[-1]["train_loss"], rel=1e-4)
+    with pytest.raises(LbylError, match="one whole number an image"):
+        run(network(), (images, soft), (images, soft), QUICK)
+    with pytest.raises(LbylError, match="probabilities of 10 classes"):
+        check_labels(TensorPair(images, soft), 12, "training data")
+    with pytest.raises(LbylError, match="add up to 1"):
+        check_labels(TensorPair(images, 2 * soft), 10, "training data")
 
 
 def test_augmentation_shifts_and_mirrors() -> None:
