@@ -226,8 +226,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (folder / "annotations" / "instances_val2017.json").write_text("[]")
     with pytest.raises(LbylError, match="not a COCO annotations file"):
         CocoImages(folder, split="val")
-    with pytest.raises(LbylError, match="depth 50"):
-        build_ssd(3, depth=50)
+    with pytest.raises(LbylError, match="depth 51"):
+        build_ssd(3, depth=51)
     with pytest.raises(LbylError, match="size"):
         DrawConfig(size=10)
 

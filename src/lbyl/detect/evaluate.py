@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -55,15 +57,18 @@ def evaluate(
 
 
 def average_precision(
-    coco: Any, found: list[dict[str, Any]], image_ids: Sequence[int] | None = None
+    coco: Any,
+    found: list[dict[str, Any]] | npt.NDArray[np.float64],
+    image_ids: Sequence[int] | None = None,
 ) -> dict[str, float]:
     """The six figures for detections in COCO's result format (image_id, category_id, bbox, score).
 
-    ``coco`` is what :func:`lbyl.detect.coco.open_coco` gives.
+    ``coco`` is what :func:`lbyl.detect.coco.open_coco` gives. Detections may also be the rows that
+    :func:`lbyl.detect.detect_packed` gives.
     """
     from pycocotools.cocoeval import COCOeval
 
-    if not found:  # pycocotools cannot index an empty list
+    if not len(found):  # pycocotools cannot index an empty list
         return dict.fromkeys(METRICS, 0.0)
     with quiet():
         judge = COCOeval(coco, coco.loadRes(found), "bbox")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from lbyl.exceptions import LbylError
 
-BLOCKS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+BLOCKS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+BOTTLENECK = 50  # from this depth on blocks are bottlenecks, four times as wide outside
 # Sides of the default boxes as fractions of the image's, one a feature map and one beyond.
 SCALES = (0.10, 0.20, 0.38, 0.58, 0.80, 1.0)
 ASPECT_RATIOS = ((2,), (2, 3), (2, 3), (2, 3), (2,))
@@ -29,21 +30,23 @@ class ResNetFeatures(nn.Module):
 
     def __init__(self, depth: int = 18, width: int = 64, *, fine: bool = True) -> None:
         super().__init__()
-        from torchvision.models.resnet import BasicBlock
+        from torchvision.models.resnet import BasicBlock, Bottleneck
 
+        block = Bottleneck if depth >= BOTTLENECK else BasicBlock
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if fine else nn.MaxPool2d(3, stride=2, padding=1)
-        widths = [width * 2**stage for stage in range(4)]
+        inner = [width * 2**stage for stage in range(4)]
         before = width
-        for stage, (channels, blocks) in enumerate(zip(widths, BLOCKS[depth])):
-            layer = _stage(BasicBlock, before, channels, blocks, stride=1 if stage == 0 else 2)
+        for stage, (channels, blocks) in enumerate(zip(inner, BLOCKS[depth])):
+            layer = _stage(block, before, channels, blocks, stride=1 if stage == 0 else 2)
             self.add_module(f"layer{stage + 1}", layer)
-            before = channels
-        self.extra1 = _halve(widths[3], widths[1], widths[2])
-        self.extra2 = _halve(widths[2], widths[0], widths[2])
-        self.out_channels = [widths[1], widths[2], widths[3], widths[2], widths[2]]
+            before = channels * block.expansion
+        outer = [channels * block.expansion for channels in inner]
+        self.extra1 = _halve(outer[3], inner[1], inner[2])
+        self.extra2 = _halve(inner[2], inner[0], inner[2])
+        self.out_channels = [outer[1], outer[2], outer[3], inner[2], inner[2]]
         _initialise(self)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -59,12 +62,13 @@ class ResNetFeatures(nn.Module):
 
 def _stage(block: Any, before: int, channels: int, count: int, stride: int) -> nn.Sequential:
     shortcut = None
-    if stride != 1 or before != channels:
+    after = channels * block.expansion
+    if stride != 1 or before != after:
         shortcut = nn.Sequential(
-            nn.Conv2d(before, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+            nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after)
         )
     blocks = [block(before, channels, stride, shortcut)]
-    blocks += [block(channels, channels) for _ in range(count - 1)]
+    blocks += [block(after, channels) for _ in range(count - 1)]
     return nn.Sequential(*blocks)
 
 
@@ -98,7 +102,7 @@ def build_ssd(
 ) -> nn.Module:
     """torchvision's SSD for ``num_classes`` kinds of object (the background not counted).
 
-    Images of any size are scaled to ``size`` x ``size``. ``depth`` is 10, 18 or 34; ``fine``
+    Images of any size are scaled to ``size`` x ``size``. ``depth`` is 10, 18, 34 or 50; ``fine``
     defaults to true below 256 px.
     """
     try:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from lbyl.detect.batched import default_boxes, ssd_losses
 from lbyl.detect.coco import Target
+from lbyl.detect.packed import PackedImages
 from lbyl.exceptions import LbylError
 
 Batch = tuple[list[Tensor], list[Target]]
@@ -19,7 +21,7 @@ Batch = tuple[list[Tensor], list[Target]]
 
 def train_detector(
     model: nn.Module,
-    dataset: Dataset[Any],
+    dataset: Dataset[Any] | PackedImages,
     epochs: int = 30,
     lr: float = 0.05,
     device: str | torch.device = "cpu",
@@ -37,36 +39,67 @@ def train_detector(
     """Train a torchvision-style detector in place on items (uint8 image, target).
 
     SGD with a warm-up and a cosine; mirrored images for augmentation. Gives one row an epoch:
-    epoch, loss, seconds. The model stays on ``device``, in evaluation mode.
+    epoch, loss, seconds. The model stays on ``device``, in evaluation mode. An SSD given
+    :class:`PackedImages` learns from whole batches, many times faster on a GPU.
     """
     count = len(cast("list[Any]", dataset))
     if count == 0 or epochs < 1 or batch_size < 1:
         raise LbylError("training needs at least one image, one epoch and a batch of one")
-    model.to(device)
+    place = torch.device(device)
+    # Tensor cores read channels last; every batch would be turned over otherwise.
+    layout = torch.channels_last if place.type == "cuda" else torch.contiguous_format
+    model.to(place).to(memory_format=layout)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(
         parameters, lr=lr, momentum=momentum, nesterov=momentum > 0, weight_decay=weight_decay
     )
+    losses = _losses(model, dataset, place, bf16, batch_size, flip)
     steps = math.ceil(count / batch_size)
     warmup = min(warmup_steps, epochs * steps // 5)
     rows: list[dict[str, float]] = []
     for epoch in range(epochs):
         started = time.perf_counter()
         model.train()
-        total = torch.zeros((), device=device)
+        total = torch.zeros((), device=place)
         generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
-        for step, batch in enumerate(_batches(dataset, count, batch_size, generator, flip)):
+        for step, loss in enumerate(losses(generator)):
             now = epoch * steps + step
             optimizer.param_groups[0]["lr"] = lr * _rate(now, warmup, epochs * steps)
-            loss = _loss(model, batch, torch.device(device), bf16)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(parameters, gradient_clip)
             optimizer.step()
             total += loss.detach()
         rows.append(_row(epoch, float(total) / steps, time.perf_counter() - started, progress))
-    model.eval()
+    model.to(memory_format=torch.contiguous_format).eval()
     return rows
+
+
+def _losses(
+    model: nn.Module,
+    dataset: Dataset[Any] | PackedImages,
+    device: torch.device,
+    bf16: bool,
+    batch_size: int,
+    flip: bool,
+) -> Callable[[torch.Generator], Iterator[Tensor]]:
+    """An epoch's losses, batch by batch, for the random numbers given."""
+    if not isinstance(dataset, PackedImages):
+        count = len(cast("list[Any]", dataset))
+
+        def by_item(generator: torch.Generator) -> Iterator[Tensor]:
+            for batch in _batches(dataset, count, batch_size, generator, flip):
+                yield _loss(model, batch, device, bf16)
+
+        return by_item
+    packed, anchors = dataset.to(device), default_boxes(model, dataset.size)
+
+    def by_batch(generator: torch.Generator) -> Iterator[Tensor]:
+        for batch in packed.shuffled(batch_size, generator, flip):
+            losses = ssd_losses(model, *batch, anchors, bf16=bf16)
+            yield torch.stack(list(losses.values())).sum()
+
+    return by_batch
 
 
 def _row(epoch: int, loss: float, seconds: float, shown: bool) -> dict[str, float]:
