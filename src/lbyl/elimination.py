@@ -21,9 +21,9 @@ from torch import Tensor
 
 from lbyl.criteria import Criterion, criteria
 from lbyl.exceptions import LbylError
-from lbyl.pipeline import as_matrix
 from lbyl.restore.echo import RIDGE, first_places
 from lbyl.statistics.base import Statistics
+from lbyl.surgery import as_matrix
 from lbyl.weights import UnitWeights
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,17 @@ from lbyl.repair import output_shift, repaired
 from lbyl.restore.base import Delivery, Method, Reading
 from lbyl.statistics.base import Statistics
 from lbyl.statistics.gather import Progress
-from lbyl.surgery import can_take_bias, cut, sliced, surviving, surviving_indices, take, tensors
+from lbyl.surgery import (
+    as_matrix,
+    can_take_bias,
+    cut,
+    from_matrix,
+    is_finite,
+    sliced,
+    surviving,
+    surviving_indices,
+    tensors,
+)
 from lbyl.unit import Consumer, Graph, Unit
 from lbyl.weights import UnitWeights, unit_weights
 
@@ -26,18 +37,6 @@ class Restoration:
     model: nn.Module
     deliveries: dict[str, Delivery]
     weights: dict[str, UnitWeights]
-
-
-def as_matrix(weight: Tensor, consumer: Consumer) -> Tensor:
-    """A consumer's weight as (outputs, inputs, taps) in float64."""
-    moved = weight.detach().double().movedim((consumer.output_axis, consumer.axis), (0, 1))
-    return moved.reshape(*moved.shape[:2], -1)
-
-
-def from_matrix(matrix: Tensor, consumer: Consumer, like: Tensor) -> Tensor:
-    """Undo `as_matrix`."""
-    full = matrix.reshape(*matrix.shape[:2], *like.shape[2:])
-    return full.movedim((0, 1), (consumer.output_axis, consumer.axis))
 
 
 def restore(
@@ -56,7 +55,7 @@ def restore(
     indices = surviving_indices(graph, kept)
     alive = surviving(graph, kept)
     values = sliced(model, indices)
-    narrowing = Narrowing(graph, kept, deliveries)
+    narrowing = Narrowing(graph, kept, deliveries, alive)
     state = tensors(model)
     values |= narrowing.merged(state)
     touched = [c for c in graph.consumers.values() if (c.weight, c.axis) in indices]
@@ -85,6 +84,7 @@ class Narrowing:
     graph: Graph
     kept: dict[str, Tensor]
     deliveries: dict[str, Delivery]
+    alive: Tensor  # for every channel of the network: does it stay?
 
     def outputs(self, changed: dict[str, Tensor], consumer: Consumer) -> dict[str, Tensor]:
         """New values of a consumer, in full output size, less the outputs it loses itself."""
@@ -100,7 +100,7 @@ class Narrowing:
         Input columns of readers stay whole: each reader is rewritten on its own afterwards.
         """
         readers = {(c.weight, c.axis) for c in self.graph.consumers.values()}
-        mixing = [self.graph[n] for n, d in self.deliveries.items() if d.merge is not None]
+        mixing = [unit for unit, _, _ in self._mixing]
         axes = {axis: c for axis, c in self.graph.axes.items() if axis not in readers}
         mixed = {
             name for (name, _), c in axes.items() if any(bool(_inside(c, u).any()) for u in mixing)
@@ -114,14 +114,10 @@ class Narrowing:
 
     def along(self, tensor: Tensor, name: str, axis: int, channel: Tensor) -> Tensor:
         """A parameter narrowed along one axis, whose indices belong to these channels."""
-        stays = torch.ones(len(channel), dtype=torch.bool)
-        for unit, indices in self._units():
-            inside = _inside(channel, unit)
-            stays &= ~inside | torch.isin(channel - unit.start, indices)
+        stays = (channel < 0) | self.alive[channel.clamp(min=0)]
         new = tensor.index_select(axis, torch.nonzero(stays).reshape(-1).to(tensor.device))
         place = torch.cumsum(stays, 0) - 1  # where an index that stays lies afterwards
-        for unit, indices in self._units():
-            delivery = self.deliveries[unit.name]
+        for unit, indices, delivery in self._mixing:
             if delivery.merge is None or not bool(_inside(channel, unit).any()):
                 continue
             rows = _rows_of(channel, unit)
@@ -132,8 +128,11 @@ class Narrowing:
             new = new.index_copy(axis, into, mixed.flatten(0, 1).movedim(0, axis).to(new))
         return new
 
-    def _units(self) -> list[tuple[Unit, Tensor]]:
-        return [(self.graph[name], indices.cpu()) for name, indices in self.kept.items()]
+    @cached_property
+    def _mixing(self) -> list[tuple[Unit, Tensor, Delivery]]:
+        """Units whose kept channels become mixtures."""
+        found = {n: d for n, d in self.deliveries.items() if d.merge is not None}
+        return [(self.graph[n], self.kept[n].cpu(), d) for n, d in found.items()]
 
 
 def _inside(channel: Tensor, unit: Unit) -> Tensor:
@@ -166,8 +165,8 @@ def _check_finite(values: dict[str, Tensor], state: dict[str, Tensor]) -> None:
     """Looks at each value as the model will hold it: half precision overflows at 65,504."""
     for name, value in values.items():
         held = value.to(state[name].dtype) if name in state else value
-        if held.dtype.is_floating_point and not bool(torch.isfinite(held).all()):
+        if held.dtype.is_floating_point and not is_finite(held):
             raise LbylError(f"the restored {name} is not finite: leave its layer alone with skip=")
 
 
-__all__ = ["Progress", "Restoration", "as_matrix", "from_matrix", "restore", "take"]
+__all__ = ["Progress", "Restoration", "restore"]

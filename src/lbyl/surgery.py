@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lbyl.channels import Axis
 from lbyl.exceptions import LbylError
 from lbyl.leaves import sizes_of
-from lbyl.unit import Graph
+from lbyl.unit import Consumer, Graph
 
 Kept = Mapping[str, Tensor]
 """Unit name → indices of the channels that stay, ascending."""
@@ -46,6 +46,24 @@ def surviving_indices(graph: Graph, kept: Kept) -> dict[Axis, Tensor]:
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer by name; tied ones under their first name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def as_matrix(weight: Tensor, consumer: Consumer) -> Tensor:
+    """A consumer's weight as (outputs, inputs, taps) in float64."""
+    moved = weight.detach().double().movedim((consumer.output_axis, consumer.axis), (0, 1))
+    return moved.reshape(*moved.shape[:2], -1)
+
+
+def from_matrix(matrix: Tensor, consumer: Consumer, like: Tensor) -> Tensor:
+    """Undo `as_matrix`."""
+    full = matrix.reshape(*matrix.shape[:2], *like.shape[2:])
+    return full.movedim((0, 1), (consumer.output_axis, consumer.axis))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or Inf: those survive a sum, which needs no memory."""
+    # A sum of large finite numbers may overflow; only then every entry is looked at.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def take(tensor: Tensor, name: str, indices: Mapping[Axis, Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from lbyl.exceptions import LbylError
 from lbyl.record import Inputs
 from lbyl.statistics.base import Moments, Statistics
 from lbyl.statistics.gather import Progress, run_passes
+from lbyl.statistics.memory import recalled
 from lbyl.statistics.sources import calibration as calibration_passes
 from lbyl.statistics.sources import inverted, procedural
 from lbyl.statistics.synthetic import procedural_images
@@ -46,7 +47,9 @@ def collect(
         passes = procedural(model, example_inputs, count=count, seed=seed)
         if images == "inversion":
             passes = inverted(model, passes, progress)
-    return run_passes(model, graph, passes, taps=taps, seed=seed, progress=progress)
+    found = run_passes(model, graph, passes, taps=taps, seed=seed, progress=progress)
+    # A user's own inputs speak for themselves; made-up ones yield to what the network remembers.
+    return found if calibration is not None else recalled(model, graph, found)
 
 
 def _check_options(images: int | str | None, taps: str) -> None:

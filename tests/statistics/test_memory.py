@@ -1,0 +1,123 @@
+"""Moments corrected by what the BatchNorm behind a consumer remembers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lbyl
+from lbyl.statistics.base import Moments
+from lbyl.statistics.gather import run_passes
+from lbyl.statistics.memory import DAMPING, LIMITS, corrected, recalled
+from lbyl.statistics.sources import procedural
+
+
+def random_moments(features: int, seed: int = 0) -> Moments:
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn(features, 2 * features, dtype=torch.float64, generator=generator)
+    mean = torch.randn(features, 1, dtype=torch.float64, generator=generator)
+    return Moments(mean, root @ root.T / (2 * features))
+
+
+def random_weight(outputs: int, features: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(outputs, features, dtype=torch.float64, generator=generator)
+
+
+def test_agreeing_moments_stay_as_they_are() -> None:
+    moments, weight = random_moments(12), random_weight(5, 12)
+    mean = weight @ moments.mean[:, 0]
+    variance = ((weight @ moments.covariance) * weight).sum(1)
+    found = corrected(moments, weight, mean, variance)
+    torch.testing.assert_close(found.covariance, moments.covariance)
+    torch.testing.assert_close(found.mean, moments.mean)
+
+
+def test_output_gets_the_remembered_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lbyl.statistics.memory.DAMPING", 1e-12)
+    moments, weight = random_moments(12), random_weight(5, 12)
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    mean, variance = torch.arange(5).double(), was * torch.tensor([0.5, 1.0, 2.0, 0.8, 1.3])
+    found = corrected(moments, weight, mean, variance)
+    torch.testing.assert_close(weight @ found.mean[:, 0], mean)
+    torch.testing.assert_close(((weight @ found.covariance) * weight).sum(1), variance)
+
+
+def test_what_the_output_does_not_tell_is_left_alone() -> None:
+    """Given the output, the inputs vary as before: the conditional covariance is the same."""
+    moments, weight = random_moments(8), random_weight(3, 8)
+    variance = 2 * ((weight @ moments.covariance) * weight).sum(1)
+    found = corrected(moments, weight, weight @ moments.mean[:, 0], variance)
+
+    def conditional(covariance: torch.Tensor) -> torch.Tensor:
+        across = covariance @ weight.T
+        return covariance - across @ torch.linalg.solve(weight @ across, across.T)
+
+    torch.testing.assert_close(
+        conditional(found.covariance), conditional(moments.covariance), atol=1e-9, rtol=0
+    )
+
+
+@pytest.mark.parametrize("outputs", [3, 8, 40])
+def test_covariance_stays_positive_and_corrections_are_bounded(outputs: int) -> None:
+    moments, weight = random_moments(8), random_weight(outputs, 8)
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    wild = was * torch.logspace(-6, 6, outputs, dtype=torch.float64)
+    found = corrected(moments, weight, torch.zeros(outputs).double(), wild)
+    now = ((weight @ found.covariance) * weight).sum(1)
+    assert torch.linalg.eigvalsh(found.covariance).min() > -1e-9
+    assert (now <= was * LIMITS[1] * (1 + 10 * DAMPING)).all()
+
+
+def test_dead_outputs_teach_nothing() -> None:
+    moments = random_moments(4)
+    found = corrected(moments, torch.zeros(3, 4).double(), torch.ones(3), torch.ones(3))
+    assert found is moments
+
+
+def test_duplicates_still_restore_exactly_with_any_memory() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.Flatten(),
+        nn.Linear(6 * 64, 4),
+    ).eval()
+    nn.init.uniform_(model[4].running_var, 0.2, 2.0)
+    nn.init.uniform_(model[4].running_mean, -1.0, 1.0)
+    with torch.no_grad():  # the second half repeats the first
+        for tensor in (*model[0].parameters(), *model[1].parameters()):
+            tensor[4:] = tensor[:4]
+        model[0].weight[4:] *= 0.5  # the criterion takes the copies
+        model[1].running_var[4:] = model[1].running_var[:4] * 0.25
+        model[1].running_mean[4:] = model[1].running_mean[:4] * 0.5
+        model[0].bias[4:] *= 0.5
+    model[1].eps = 1e-12
+    x = torch.randn(2, 3, 8, 8)
+    slim = lbyl.compress(model, x, 0.5, modules="0", method=lbyl.Echo(ridge=0)).model
+    torch.testing.assert_close(slim(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_collect_recalls_for_procedural_images_only() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6)
+    ).eval()
+    nn.init.constant_(model[4].running_var, 0.3)
+    x = torch.zeros(1, 3, 16, 16)
+    graph = lbyl.trace(model, x)
+    plain = run_passes(model, graph, procedural(model, x))
+    found = lbyl.collect(model, x, graph=graph)
+    assert not torch.allclose(found.moments["3"].covariance, plain.moments["3"].covariance)
+    torch.testing.assert_close(
+        found.moments["3"].covariance, recalled(model, graph, plain).moments["3"].covariance
+    )
+    images = torch.randn(64, 3, 16, 16)
+    measured = lbyl.collect(model, x, graph=graph, calibration=images).moments["3"]
+    with torch.no_grad():
+        seen = model[:3](images).mean((0, 2, 3)).double()
+    torch.testing.assert_close(measured.mean.mean(1), seen, atol=0.05, rtol=0.05)
