@@ -118,6 +118,14 @@ class ImageSet:
             raise LbylError(f"limit must be at least 1, not {limit}")
         return self._batches(batch_size, _Scale(mean, std, self.name), device, limit)
 
+    def pixels(self, limit: int | None = None) -> Image:
+        """The first ``limit`` images, or all, as they are: uint8 (N, H, W, C) in memory."""
+        order = self._indices[:limit]
+        if not len(order):
+            raise LbylError(f"{self.name} holds no images")
+        chunks = [order[i : i + 1000] for i in range(0, len(order), 1000)]
+        return np.concatenate(list(self._stacks(chunks)))
+
     def _batches(
         self, batch_size: int, scale: _Scale, device: str | torch.device, limit: int | None
     ) -> Iterator[Batch]:

@@ -50,20 +50,27 @@ def invert(
     *,
     steps: int = STEPS,
     rate: float = RATE,
+    objective: Callable[[Any], Tensor] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tensor:
-    """Images near the given ones on which the network's BatchNorms see what they remember."""
+    """Images near the given ones on which the network's BatchNorms see what they remember.
+
+    `objective` is a further loss of the network's output, such as the cross-entropy of classes
+    that the images are to be taken for.
+    """
     images = images.detach().clone().requires_grad_(True)
     optimiser = torch.optim.Adam([images], lr=rate)
     with evaluation_mode(model), torch.enable_grad():
         for step in range(steps):
             listener = Disagreement()
             with listener:
-                model(images)
+                output = model(images)
             if not listener.terms:
                 raise LbylError("images='inversion' needs a network with BatchNorm")
             # The gradient is asked for the images alone, so parameters keep theirs.
             loss = torch.stack(listener.terms).sum()
+            if objective is not None:
+                loss = loss + objective(output)
             images.grad = torch.autograd.grad(loss, images)[0]
             optimiser.step()
             if progress:
