@@ -21,7 +21,7 @@ from lbyl import data, zoo
 from lbyl.io import whole_file, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = Path(os.environ.get("LBYL_RESULTS", ROOT / "docs" / "results"))
 
 # Folder `data` of the shared directory; torchvision's layout is read where a path is given.
 FILES = {

@@ -1,0 +1,149 @@
+"""Global adaptive pruning: each layer loses filters until its error would pass a threshold.
+
+    python benchmarks/adaptive.py                # ResNet-50/CIFAR-100, thresholds 0.1, 0.3, 0.5
+    python benchmarks/adaptive.py --small        # ResNet-20 on 1,000 images, two cores
+
+Each layer's ratio grows by 10 % as long as its weighted average reconstruction error (WARE) stays
+within the threshold, and no further than 50 %: the paper's three methods end at one and the same
+size under threshold 0.5, which is the size that 50 % everywhere gives. WARE is told without data,
+from procedural images, and beside it from real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+import lbyl
+import published
+from harness import print_table, save_results
+from lbyl.statistics import Statistics
+from restoration import Bench, prepare
+
+THRESHOLDS = (0.1, 0.3, 0.5)
+STEP, MOST = 0.1, 0.5
+# LBYL's λ: what the paper prints for ResNet-50/CIFAR-100 at 30 %, for every step alike.
+METHODS: dict[str, Any] = {
+    "none": "none",
+    "neuron-merging": lbyl.NeuronMerging(variant="released"),
+    "lbyl": lbyl.LBYL(*published.LAMBDAS["resnet50_cifar100"]["l2"][2], variant="released"),
+    "echo": "echo",
+}
+
+
+class Traced(Protocol):
+    """A network with its graph, as every benchmark holds one."""
+
+    model: nn.Module
+    example: Tensor
+    graph: lbyl.Graph
+
+
+def adaptive_ratios(
+    network: Traced, method: Any, threshold: float, statistics: Statistics | None = None
+) -> dict[str, float]:
+    """For every layer the largest ratio whose WARE, and that of all smaller ones, is allowed."""
+    steps = tuple(round(STEP * i, 2) for i in range(1, round(MOST / STEP) + 1))
+    found = lbyl.estimate(
+        network.model,
+        network.example,
+        steps,
+        methods=(method,),
+        graph=network.graph,
+        statistics=statistics,
+    )
+    ratios: dict[str, float] = dict.fromkeys(network.graph.names, 0.0)
+    stopped: set[str] = set()
+    for row in sorted(found.rows, key=lambda row: row.ratio):
+        if row.ware > threshold:
+            stopped.add(row.unit)
+        elif row.unit not in stopped:
+            ratios[row.unit] = row.ratio
+    return ratios
+
+
+def measure(bench: Bench) -> list[dict[str, Any]]:
+    rows = []
+    for source in ("procedural", "real"):
+        for threshold in THRESHOLDS:
+            for name, method in METHODS.items():
+                ratios = adaptive_ratios(bench, method, threshold, bench.source(source))
+                result = lbyl.compress(
+                    bench.model,
+                    bench.example,
+                    ratios,
+                    method=method,
+                    graph=bench.graph,
+                    statistics=bench.source("procedural"),
+                )
+                figures = {
+                    "accuracy": bench.accuracy(result.model),
+                    "parameters": result.after.parameters,
+                    "macs": result.after.macs,
+                }
+                line = {"WARE": source, "threshold": threshold, "method": name}
+                rows.append({**line, **figures, "ratios": ratios})
+                print(line, figures, flush=True)
+    return rows
+
+
+def show(network: str, rows: list[dict[str, Any]]) -> None:
+    table = []
+    for row in rows:
+        line = [row["threshold"], row["WARE"], row["method"], row["accuracy"]]
+        line += [row["parameters"] / 1e6, row["macs"] / 1e9]
+        printed = published.ADAPTIVE[row["threshold"]].get(row["method"])
+        paper = printed if network == "resnet50_cifar100" else None
+        table.append([*line, *(paper or (None, None, None))])
+    columns = ["threshold", "WARE from", "method", "accuracy", "M params", "GMACs"]
+    columns += ["paper: accuracy", "M params", "GMACs"]
+    print_table(f"{network}, global adaptive pruning", columns, table)
+
+
+def plot(network: str, base: float, rows: list[dict[str, Any]]) -> Any:
+    """Accuracy against multiply–accumulates; None without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return None
+    figure, panel = plt.subplots(figsize=(6, 4))
+    for name in METHODS:
+        for source, style in (("procedural", "o-"), ("real", "s--")):
+            mine = [r for r in rows if r["method"] == name and r["WARE"] == source]
+            colour = f"C{list(METHODS).index(name)}"
+            label = f"{name}, WARE {'without data' if source == 'procedural' else 'of real images'}"
+            x, y = [r["macs"] / 1e9 for r in mine], [r["accuracy"] for r in mine]
+            panel.plot(x, y, style, color=colour, label=label)
+    panel.axhline(base, color="grey", lw=0.8)
+    panel.set_xlabel("GMACs")
+    panel.set_ylabel("accuracy, %")
+    panel.set_title(f"{network}: ratios by layer from WARE thresholds", fontsize=10)
+    panel.legend(fontsize=7)
+    panel.grid(alpha=0.3)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="resnet50_cifar100")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--limit", type=int, help="test images to use")
+    parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
+    options = parser.parse_args()
+    network = "resnet20_cifar10" if options.small else options.network
+    bench = prepare(network, options.device, 1000 if options.small else options.limit)
+    base, rows = bench.accuracy(bench.model), measure(bench)
+    show(network, rows)
+    data = {"network": network, "base": base, "rows": rows}
+    name = "adaptive-small" if options.small else "adaptive"
+    print("kept in", save_results(name, data, plot(network, base, rows)))
+
+
+if __name__ == "__main__":
+    main()
