@@ -124,10 +124,29 @@ def ssd_detections(
 
 
 def suppress(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
-    """Greedy non-maximum suppression in each group: boxes (G, K, 4), the best first.
+    """Greedy non-maximum suppression in each group: boxes (G, K, 4), the best first."""
+    if boxes.device.type == "cpu":
+        return _suppress_by_group(boxes, valid, threshold)
+    return _suppress_together(boxes, valid, threshold)
 
-    Who is kept depends only on those before: repeated until nothing changes, all groups at once,
-    the answer is the greedy one, after as many rounds as the longest chain has links.
+
+def _suppress_by_group(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """torchvision's, which on a CPU looks only at pairs that matter."""
+    from torchvision.ops import nms
+
+    kept = torch.zeros_like(valid)
+    for group, inside in enumerate(valid):
+        places = inside.nonzero().flatten()
+        falling = torch.arange(len(places), 0, -1, dtype=boxes.dtype)
+        kept[group, places[nms(boxes[group, places], falling, threshold)]] = True
+    return kept
+
+
+def _suppress_together(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """All groups at once, for a GPU.
+
+    Who is kept depends only on those before: repeated until nothing changes, the answer is the
+    greedy one, after as many rounds as the longest chain has links.
     """
     over = _overlaps(boxes, threshold).triu(1)
     kept = valid

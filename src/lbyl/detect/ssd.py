@@ -125,6 +125,10 @@ def build_ssd(
         nms_thresh=nms_threshold,
         detections_per_img=detections,
     )
+    # torchvision's start is large for channels that BatchNorm has brought to one.
+    for layer in detector.get_submodule("head").modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.normal_(layer.weight, std=0.01)
     return detector
 
 

@@ -1,0 +1,416 @@
+"""Average precision of an SSD whose backbone was pruned and restored, the paper's figures beside.
+
+    python benchmarks/detection.py                # SSD on ResNet-50, 8,000 drawn images (a GPU)
+    python benchmarks/detection.py --small        # minutes on two cores
+    python benchmarks/detection.py --coco DIR     # a COCO folder as it is, instead of drawn images
+
+Draws a detection set (or takes COCO), trains an SSD on it once and keeps its weights, prunes the
+ResNet of its backbone and measures COCO's six figures. Nothing is fine-tuned, and no method sees
+an image of the set. The paper's figures are of another network on another set (SSD on ResNet-50,
+COCO 2017): to be compared are losses beside the unpruned network, not levels.
+
+The paper prints no λ for its detector. It says that it left the term of BatchNorm out, since γ and
+σ were too small to divide by: `lbyl` is the released variant with λ₁ = 0, and λ₂ = 0.05, amid what
+it prints for ResNets on ImageNet. `lbyl, best λ` is the best of a grid, chosen by the average
+precision that is then shown: more than a user without data could have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import lbyl
+from harness import RESULTS, print_table, save_results
+from lbyl import detect
+from lbyl.detect.coco import find_coco, open_coco
+from lbyl.detect.evaluate import METRICS
+from lbyl.io import read_json, whole_file, write_json
+
+RATIOS = (0.1, 0.2, 0.3)
+CRITERIA = ("l2", "l2-gm", "l1")
+COLUMNS = ("none", "neuron-merging", "lbyl", "lbyl, best λ", "echo")
+LAMBDAS = (0.0, 0.05)
+GRID = ((0.0, 1e-3), (0.0, 1e-2), (0.0, 0.2), (1e-5, 1e-2))
+
+# COCO 2017, SSD on ResNet-50, as the paper prints it: METRICS for each ratio.
+PAPER_BASE = (25.35, 42.75, 26.19, 7.13, 27.31, 40.88)
+PAPER: dict[tuple[str, str], tuple[tuple[float, ...], ...]] = {
+    ("l2", "none"): (
+        (20.7, 37.08, 20.64, 6.38, 22.3, 32.46),
+        (12.69, 24.38, 12.06, 3.8, 15.14, 19.51),
+        (4.33, 9.32, 3.58, 1.52, 6.49, 5.47),
+    ),
+    ("l2", "neuron-merging"): (
+        (22.2, 38.27, 22.53, 6.31, 23.58, 36.02),
+        (15.47, 27.39, 15.37, 3.72, 16.26, 25.53),
+        (5.95, 11.51, 5.59, 1.52, 7.34, 8.73),
+    ),
+    ("l2", "lbyl"): (
+        (22.63, 39.83, 22.85, 6.5, 24.02, 36.37),
+        (17.11, 32.23, 16.39, 5.05, 18.36, 27.66),
+        (8.22, 18.62, 6.15, 2.59, 9.86, 12.8),
+    ),
+    ("l1", "none"): (
+        (20.69, 37.31, 20.68, 6.15, 22.77, 31.96),
+        (10.87, 21.95, 9.78, 3.51, 13.62, 15.82),
+        (2.98, 6.86, 2.12, 1.26, 4.56, 3.63),
+    ),
+    ("l1", "neuron-merging"): (
+        (22.1, 38.16, 22.54, 5.98, 23.27, 35.71),
+        (14.59, 25.6, 14.39, 3.5, 15.6, 23.59),
+        (5.85, 11.57, 5.36, 1.59, 7.07, 7.97),
+    ),
+    ("l1", "lbyl"): (
+        (22.63, 39.66, 22.97, 6.45, 24.11, 36.15),
+        (16.06, 31.18, 15.08, 4.95, 17.28, 25.77),
+        (7.1, 16.73, 4.97, 2.39, 9.07, 10.85),
+    ),
+    ("l2-gm", "none"): (
+        (20.68, 37.09, 20.68, 6.42, 22.3, 32.1),
+        (12.98, 24.78, 12.16, 3.99, 15.2, 20.16),
+        (4.17, 9.15, 3.3, 1.51, 6.21, 5.35),
+    ),
+    ("l2-gm", "neuron-merging"): (
+        (22.11, 38.06, 22.53, 6.18, 23.42, 36.03),
+        (15.58, 27.55, 15.73, 3.96, 16.57, 25.37),
+        (6.14, 11.88, 5.85, 1.49, 7.66, 8.96),
+    ),
+    ("l2-gm", "lbyl"): (
+        (22.88, 39.96, 23.35, 5.59, 24.5, 36.45),
+        (17.87, 33.24, 17.34, 5.31, 19.26, 28.85),
+        (10.36, 21.75, 8.59, 3.17, 11.65, 16.3),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained on what."""
+
+    size: int = 128
+    train: int | None = 8000
+    val: int | None = 1000
+    depth: int = 50
+    width: int = 64
+    epochs: int = 20
+    batch: int = 32
+    lr: float = 0.001
+    seed: int = 0
+    procedural: int | None = None  # images of the statistics; None: as many as the library takes
+
+    @property
+    def name(self) -> str:
+        """Of what the weights depend on."""
+        names = ("size", "depth", "width", "epochs", "batch", "lr", "seed")
+        return "-".join(f"{name}{getattr(self, name)}" for name in names)
+
+
+SMALL = Setting(
+    train=600, val=150, depth=10, width=16, epochs=12, batch=8, lr=0.002, procedural=128
+)
+
+
+@dataclass
+class Bench:
+    """A trained detector, its backbone traced, and the images to judge it by."""
+
+    model: Any
+    graph: lbyl.Graph
+    statistics: lbyl.Statistics
+    example: torch.Tensor
+    val: detect.PackedImages
+    annotations: Path
+    pool: Executor
+    batch: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def judge(self, model: nn.Module) -> Future[dict[str, float]]:
+        """The six figures, in the making: COCO's own code is Python, and runs elsewhere."""
+        started = time.perf_counter()
+        rows = detect.detect_packed(model, self.val, self.batch)
+        self._spent("detect", started)
+        return self.pool.submit(figures, self.annotations, rows, self.val.ids)
+
+    def slim(self, ratio: float, criterion: str, method: Any) -> tuple[nn.Module, lbyl.Result]:
+        """A copy of the detector with a smaller backbone."""
+        started = time.perf_counter()
+        result = lbyl.compress(
+            self.model.backbone,
+            self.example,
+            ratio,
+            criterion=criterion,
+            method=method,
+            graph=self.graph,
+            statistics=self.statistics,
+        )
+        detector = copy.copy(self.model)
+        # Modules live in a dict that a shallow copy shares.
+        detector._modules = {**self.model._modules, "backbone": result.model}
+        self._spent("compress", started)
+        return detector, result
+
+    def _spent(self, what: str, started: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - started
+
+
+@functools.cache
+def _index(annotations: Path) -> Any:
+    return open_coco(annotations)
+
+
+def figures(annotations: Path, rows: Any, ids: tuple[int, ...]) -> dict[str, float]:
+    """AP and its kin in %, of detections given as COCO's rows."""
+    found = detect.average_precision(_index(annotations), rows, ids)
+    return {name: 100 * value for name, value in found.items()}
+
+
+def workers(jobs: int) -> ProcessPoolExecutor:
+    """Processes for drawing and judging, forked at once: while no GPU is in use, that is safe."""
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context(method))
+    pool.submit(os.getpid).result()
+    return pool
+
+
+def draw(setting: Setting, folder: Path, pool: Executor) -> Path:
+    """The drawn set for a setting; what is there already is not drawn again."""
+    place = folder / f"drawn-{setting.size}px-seed{setting.seed}"
+    for kind, images in (("train", setting.train), ("val", setting.val)):
+        split = f"{kind}{images}"
+        if not (place / "annotations" / f"instances_{split}.json").is_file():
+            config = detect.DrawConfig(images or 1, setting.size, setting.seed)
+            detect.draw_detection_set(place, config, split, pool)
+    return place
+
+
+def splits(setting: Setting, coco: Path | None) -> tuple[str, str]:
+    """Names of the parts to train on and to judge by."""
+    if coco is not None:
+        return "train", "val"
+    return f"train{setting.train}", f"val{setting.val}"
+
+
+def trained(
+    setting: Setting, place: Path, split: str, weights: Path, device: str, threads: int
+) -> tuple[nn.Module, list[dict[str, float]]]:
+    """The detector of a setting, from its file or trained now and kept; and its epochs."""
+    file = weights / f"ssd-{setting.name}-{split}.safetensors"
+    data = detect.CocoImages(place, split=split, limit=setting.train)
+    torch.manual_seed(setting.seed)
+    model = detect.build_ssd(
+        len(data.categories), setting.size, depth=setting.depth, width=setting.width
+    )
+    if file.is_file():
+        model.load_state_dict(load_file(file))
+        return model.to(device).eval(), read_json(file.with_suffix(".json"))["epochs"]
+    packed = detect.pack_images(data, setting.size, threads)
+    epochs = detect.train_detector(
+        model,
+        packed,
+        setting.epochs,
+        setting.lr,
+        device,
+        bf16=torch.device(device).type == "cuda",
+        optimizer="adamw",
+        batch_size=setting.batch,
+        seed=setting.seed,
+        progress=True,
+    )
+    write_json(file.with_suffix(".json"), {"setting": asdict(setting), "epochs": epochs})
+    with whole_file(file) as temporary:
+        save_file({k: v.cpu().contiguous() for k, v in model.state_dict().items()}, temporary)
+    return model, epochs
+
+
+def prepare(model: Any, setting: Setting, place: Path, split: str, pool: Executor) -> Bench:
+    """Trace the backbone, collect its statistics without data, decode the images to judge by."""
+    device = next(model.parameters()).device
+    example = torch.zeros(1, 3, setting.size, setting.size, device=device)
+    graph = lbyl.trace(model.backbone, example, modules="layer*")
+    statistics = lbyl.collect(model.backbone, example, graph=graph, images=setting.procedural)
+    data = detect.CocoImages(place, split=split, limit=setting.val)
+    val = detect.pack_images(data, setting.size, os.cpu_count() or 1).to(device)
+    # Candidates are compared pairwise in every class.
+    batch = max(1, 512 // len(data.categories)) if device.type == "cuda" else 8
+    annotations = find_coco(place, split=split)[0]
+    return Bench(model, graph, statistics, example, val, annotations, pool, batch)
+
+
+def methods(grid: bool) -> Iterator[tuple[str, Any]]:
+    """(column, method); several of one column stand for the best of them."""
+    yield "none", "none"
+    yield "neuron-merging", lbyl.NeuronMerging(variant="released")
+    yield "lbyl", lbyl.LBYL(*LAMBDAS, variant="released")
+    for pair in (LAMBDAS, *GRID) if grid else ():
+        yield "lbyl, best λ", lbyl.LBYL(*pair, variant="released")
+    yield "echo", "echo"
+
+
+def measure(bench: Bench, grid: bool) -> list[dict[str, Any]]:
+    """Every ratio, criterion and method; a row each."""
+    waiting = []
+    for criterion in CRITERIA:
+        for ratio in RATIOS:
+            for column, method in methods(grid):
+                detector, result = bench.slim(ratio, criterion, method)
+                row = {"criterion": criterion, "ratio": ratio, "method": column}
+                row |= {"macs": result.after.macs, "parameters": result.after.parameters}
+                if isinstance(method, lbyl.LBYL):
+                    row |= {"lambda1": method.lambda1, "lambda2": method.lambda2}
+                waiting.append((row, bench.judge(detector)))
+    started = time.perf_counter()
+    rows = best_of({**row, **future.result()} for row, future in waiting)
+    bench.seconds["judge, left over"] = time.perf_counter() - started
+    return [{**row, "paper": published(row)} for row in rows]
+
+
+def best_of(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each criterion, ratio and method: the one of the highest AP."""
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = row["criterion"], row["ratio"], row["method"]
+        if key not in best or row["AP"] > best[key]["AP"]:
+            best[key] = row
+    return list(best.values())
+
+
+def published(row: dict[str, Any]) -> dict[str, float] | None:
+    """The paper's figures for a row, of its own network and set; it chose its λ too."""
+    found = PAPER.get((row["criterion"], row["method"].removesuffix(", best λ")))
+    return dict(zip(METRICS, found[RATIOS.index(row["ratio"])])) if found else None
+
+
+def show(base: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    """The table: ours and, to the right, the paper's."""
+    none = dict.fromkeys(METRICS)
+    table = [["unpruned", *base.values(), *PAPER_BASE]]
+    for row in rows:
+        name = f"{row['criterion']} {100 * row['ratio']:.0f} % {row['method']}"
+        paper = row["paper"] or none
+        table.append([name, *(row[m] for m in METRICS), *(paper[m] for m in METRICS)])
+    columns = ["pruned", *METRICS, *(f"{name} (paper)" for name in METRICS)]
+    print_table("SSD, backbone pruned; the paper's are SSD/ResNet-50 on COCO 2017", columns, table)
+
+
+def plot(base: dict[str, float], rows: list[dict[str, Any]], title: str) -> Any:
+    """AP against ratio, a panel per criterion: ours above, the paper's below."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return None
+    figure, panels = plt.subplots(2, len(CRITERIA), figsize=(12, 7), sharex=True, sharey="row")
+    for column, criterion in enumerate(CRITERIA):
+        ours, theirs = panels[0][column], panels[1][column]
+        for number, method in enumerate(COLUMNS):
+            chosen = [r for r in rows if (r["criterion"], r["method"]) == (criterion, method)]
+            style = {"color": f"C{number}", "linewidth": 3 if method == "echo" else 1.5}
+            points = [(0.0, base["AP"]), *((100 * r["ratio"], r["AP"]) for r in chosen)]
+            if chosen:
+                ours.plot(*zip(*points), "o-", label=method, **style)
+            if (criterion, method) in PAPER:
+                levels = [PAPER_BASE[0], *(found[0] for found in PAPER[criterion, method])]
+                theirs.plot([0, 10, 20, 30], levels, "s--", label=method, **style)
+        ours.set_title(f"criterion {criterion}")
+        theirs.set_xlabel("filters removed, %")
+        for panel in (ours, theirs):
+            panel.grid(alpha=0.3)
+            panel.set_ylim(bottom=0)
+    panels[0][0].set_ylabel(f"AP, {title}")
+    panels[1][0].set_ylabel("AP, the paper's: SSD/ResNet-50, COCO")
+    panels[0][0].legend(fontsize=8)
+    panels[1][0].legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="minutes on two cores")
+    parser.add_argument("--coco", type=Path, help="a COCO folder to use instead of drawn images")
+    parser.add_argument("--data", type=Path, help="where drawn images are kept")
+    parser.add_argument("--weights", type=Path, help="where trained weights are kept")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where figures are kept")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--no-grid", action="store_true", help="only one λ for lbyl, as if small")
+    for name in ("size", "train", "val", "depth", "width", "epochs", "batch", "seed"):
+        parser.add_argument(f"--{name}", type=int, help=f"instead of the setting's {name}")
+    parser.add_argument("--lr", type=float, help="instead of the setting's lr")
+    return parser.parse_args()
+
+
+def choose(options: argparse.Namespace) -> Setting:
+    """The setting asked for: all of COCO at 300 px unless told otherwise."""
+    setting = SMALL if options.small else Setting()
+    if options.coco is not None and not options.small:
+        setting = replace(setting, size=300, train=None, val=None)
+    asked = {key: getattr(options, key, None) for key in asdict(setting)}
+    given = {key: value for key, value in asked.items() if value is not None}
+    return replace(setting, **given)
+
+
+def main() -> None:
+    options = arguments()
+    setting = choose(options)
+    cache = options.data or Path(tempfile.gettempdir()) / "lbyl-detection"
+    seconds: dict[str, float] = {}
+    clock = time.perf_counter()
+
+    def lap(what: str) -> None:
+        nonlocal clock
+        now = time.perf_counter()
+        seconds[what] = round(now - clock, 2)
+        print(f"{what}: {seconds[what]:.1f} s", flush=True)
+        clock = now
+
+    with workers(options.jobs) as pool:
+        place = options.coco or draw(setting, cache, pool)
+        train_split, val_split = splits(setting, options.coco)
+        lap("draw")
+        weights = options.weights or cache / "weights"
+        model, epochs = trained(
+            setting, place, train_split, weights, options.device, max(2, options.jobs)
+        )
+        lap("train")
+        bench = prepare(model, setting, place, val_split, pool)
+        lap("trace and collect")
+        base = bench.judge(model)
+        rows = measure(bench, grid=not (options.no_grid or options.small))
+        lap("measure")
+        found = base.result()
+    show(found, rows)
+    source = "COCO" if options.coco else "drawn set"
+    title = f"SSD/ResNet-{setting.depth}, {source}"
+    content = {
+        "setting": {**asdict(setting), "source": source, "images": len(bench.val)},
+        "base": found,
+        "paper base": dict(zip(METRICS, PAPER_BASE)),
+        "rows": rows,
+        "epochs": epochs,
+        "seconds": {**seconds, **{k: round(v, 2) for k, v in bench.seconds.items()}},
+    }
+    name = "detection-coco" if options.coco else "detection"
+    name += "-small" if options.small else ""
+    print("kept in", save_results(name, content, plot(found, rows, title), options.results))
+
+
+if __name__ == "__main__":
+    main()
