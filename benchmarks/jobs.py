@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -62,7 +63,9 @@ class Ledger:
         return bool(fresh)
 
     def keep(self, key: str, run: dict[str, Any]) -> None:
+        """Write a finished setting; its checkpoints have served."""
         write_json(self._file(key), {"environment": environment(), **run})
+        shutil.rmtree(self.place(key), ignore_errors=True)
 
     def _file(self, key: str) -> Path:
         return self.place(key).with_name(self.place(key).name + ".json")
