@@ -12,7 +12,7 @@ Build = Callable[[], tuple[nn.Module, Any]]
 """Makes a network with weights drawn at random, and example inputs for it."""
 
 SMALL = 64
-NATIVE = (("vit_", 224), ("swin", 224), ("maxvit", 224), ("inception", 128), ("alexnet", 96))
+NATIVE = (("vit_", 224), ("swin", 224), ("maxvit", 224), ("inception", 299), ("alexnet", 96))
 VIDEO = ["r3d_18", "r2plus1d_18", "mc3_18", "s3d"]
 
 TIMM = """

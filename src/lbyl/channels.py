@@ -57,6 +57,24 @@ class Norm:
     value_out: int
 
 
+@dataclass(frozen=True)
+class Pinned:
+    """For every class the place of its reason in a list, −1 where it is free."""
+
+    first: Tensor
+    reasons: list[str]
+
+    def free(self, channels: Tensor) -> Tensor:
+        """Those of some channels that may go."""
+        return channels[self.first[channels] < 0]
+
+    def reason(self, channels: Tensor) -> str | None:
+        """Why the first of some channels that must stay must stay."""
+        found = self.first[channels]
+        found = found[found >= 0]
+        return self.reasons[int(found[0])] if len(found) else None
+
+
 class Atoms:
     """Numbers the indices of parameter axes, and remembers ties and pins between them."""
 
@@ -99,12 +117,12 @@ class Atoms:
         if len(found):
             self._pins.append((found, reason))
 
-    def pinned(self, classes: Tensor) -> dict[int, str]:
-        """class → reason, for every channel that has a pinned atom."""
-        reasons: dict[int, str] = {}
-        for atoms, reason in reversed(self._pins):  # so that earlier reasons win
-            reasons |= dict.fromkeys(torch.unique(classes[atoms]).tolist(), reason)
-        return reasons
+    def pinned(self, classes: Tensor) -> Pinned:
+        """Which channels have a pinned atom, and the first reason given."""
+        first = torch.full((self.count,), -1)
+        for i, (atoms, _) in reversed(list(enumerate(self._pins))):  # so that earlier ones win
+            first[classes[atoms]] = i
+        return Pinned(first, [reason for _, reason in self._pins])
 
     def classes(self) -> Tensor:
         """For every atom the smallest atom it is tied to, directly or through others."""
@@ -155,6 +173,21 @@ class Flow:
             for value in dict.fromkeys(call.inputs):
                 users.setdefault(value, []).append((place, call))
         return users
+
+    @cached_property
+    def norm_at(self) -> dict[int, Norm]:
+        """The first BatchNorm that reads a value; asked for when all calls were followed."""
+        return {norm.value_in: norm for norm in reversed(self.norms)}
+
+    @cached_property
+    def weight_of(self) -> dict[str, str]:
+        """The name of every layer's weight."""
+        return {c.name: c.weight for c in self.contractions}
+
+    @cached_property
+    def ends(self) -> set[int]:
+        """The ids of calls of layers that read channels one by one."""
+        return {id(c.call) for c in self.contractions if c.weight not in self.grouped}
 
     def of(self, value: int) -> Tensor:
         """The labels of a value; parameters are labelled along their only long axis."""

@@ -207,10 +207,11 @@ def make_plan(
     weights = unit_weights(graph, model)
     kept = {}
     for name, count in wanted.items():
+        unit = weights.pop(name)  # so that what it reads in float64 is freed before the next
         if method.chooses:
-            kept[name] = method.select(weights[name], count)
+            kept[name] = method.select(unit, count)
         else:
-            kept[name] = criterion.select(weights[name], count, statistics)
+            kept[name] = criterion.select(unit, count, statistics)
     sizes = {unit.name: unit.channels for unit in graph.units}
     return Plan(kept, sizes, criterion.to_dict(), method.to_dict())
 
@@ -221,5 +222,5 @@ def _rows(plan: Plan, done: Restoration) -> Iterable[Row]:
         if delivery is None:
             yield Row(name, plan.channels[name], len(kept), 0.0, 0.0, 0.0)
             continue
-        found = errors(done.weights[name], kept, delivery.matrix)
+        found = errors(done.weights.pop(name), kept, delivery.matrix)
         yield Row(name, plan.channels[name], len(kept), found.residual, found.bias, found.norm)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lbyl.exceptions import LbylError
 from lbyl.plan import Plan
-from lbyl.surgery import refit_attributes, replace_tensors, tensors
+from lbyl.surgery import refit_attributes, replace_tensors, tensors, weightless_copy
 
 if TYPE_CHECKING:
     from lbyl.result import Result
@@ -157,8 +157,6 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
 
 def _shell(model: nn.Module) -> nn.Module:
     """The model's structure and sizes, kept for comparison while its tensors are replaced."""
-    from lbyl.proof import weightless_copy
-
     return weightless_copy(model, {})
 
 

@@ -57,7 +57,7 @@ def restore(
     values = sliced(model, indices)
     narrowing = Narrowing(graph, kept, deliveries, alive)
     state = tensors(model)
-    values |= narrowing.merged(state)
+    values |= _as_held(narrowing.merged(state), state)
     touched = [c for c in graph.consumers.values() if (c.weight, c.axis) in indices]
     for step, consumer in enumerate(touched):
         columns = (consumer.channel < 0) | alive[consumer.channel.clamp(min=0)]
@@ -70,10 +70,10 @@ def restore(
             shift = output_shift(moments, old, new, columns)
             allowed = can_take_bias(model, consumer.name)
             changed |= repaired(consumer, shift, state, repair, allowed)
-        values |= narrowing.outputs(changed, consumer)
+        values |= _as_held(narrowing.outputs(changed, consumer), state)
         if progress:
             progress("solving", step + 1, len(touched))
-    _check_finite(values, state)
+    _check_finite(values)
     return Restoration(cut(model, graph, values), deliveries, weights)
 
 
@@ -161,11 +161,15 @@ def _mix(tensor: Tensor, axis: int, rows: Tensor, merge: Tensor) -> Tensor:
     return torch.tensordot(merge.to(tensor), block.unflatten(0, rows.shape), ([1], [0]))
 
 
-def _check_finite(values: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-    """Looks at each value as the model will hold it: half precision overflows at 65,504."""
+def _as_held(values: dict[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """New values as the model will hold them, so that a large one is not kept in float64."""
+    return {n: v.to(state[n].dtype) if n in state else v for n, v in values.items()}
+
+
+def _check_finite(values: dict[str, Tensor]) -> None:
+    """Looks at values as the model will hold them: half precision overflows at 65,504."""
     for name, value in values.items():
-        held = value.to(state[name].dtype) if name in state else value
-        if held.dtype.is_floating_point and not is_finite(held):
+        if value.dtype.is_floating_point and not is_finite(value):
             raise LbylError(f"the restored {name} is not finite: leave its layer alone with skip=")
 
 

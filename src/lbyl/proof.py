@@ -7,17 +7,16 @@ must be the channels kept. A unit for which that fails is left alone.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from lbyl.channels import FIXED, Axis, Flow
-from lbyl.record import DoesNotRun, Inputs, Record, record
+from lbyl.record import DoesNotRun, Inputs, Record
 from lbyl.rules import propagate
-from lbyl.surgery import cut, refit_attributes, sliced, surviving_indices, tensors
-from lbyl.trace import build, without
+from lbyl.surgery import cut, refit_attributes, sliced, surviving_indices, weightless_copy
+from lbyl.trace import build, follow, without
 from lbyl.unit import Graph, Unit
 
 BAKED = "its size is written into the model's code"
@@ -53,7 +52,7 @@ def _blamed(
 
 def _suspects(graph: Graph, partial: Record) -> list[Unit]:
     """The units whose channels reached the call that failed."""
-    flow = propagate(_flow(graph, partial))
+    flow = propagate(Flow(partial, grouped=_grouped(graph)))
     read = [torch.unique(flow.of(v)) for v in partial.failed if v not in partial.parameters]
     classes = flow.atoms.classes()
     if not read:
@@ -65,8 +64,12 @@ def _suspects(graph: Graph, partial: Record) -> list[Unit]:
         if bool(torch.isin(classes[atoms], seen[seen != FIXED]).any())
         and (channel := graph.axes.get(axis)) is not None
     ]
-    touched = torch.unique(torch.cat(channels)).tolist() if channels else []
-    return [unit for unit in graph.units if any(c in unit.range for c in touched)]
+    if not channels:
+        return []
+    numbers = torch.cat(channels)
+    hit = torch.zeros(max(u.range.stop for u in graph.units), dtype=torch.bool)
+    hit[numbers[(numbers >= 0) & (numbers < len(hit))]] = True
+    return [unit for unit in graph.units if bool(hit[unit.start : unit.range.stop].any())]
 
 
 def _culprits(
@@ -95,13 +98,13 @@ def _refuted(
     else:
         slim = weightless_copy(model, indices)
         refit_attributes(slim, model)
-    flow = propagate(_flow(graph, record(slim, inputs, fake)))
+    flow = follow(slim, inputs, fake, spare=True, grouped=_grouped(graph))
     return _different(graph, build(flow, streams=True, least=1), indices, units)
 
 
-def _flow(graph: Graph, run: Record) -> Flow:
-    """A flow in which a grouped convolution stays one, even with a single group left."""
-    return Flow(run, grouped={c.weight for c in graph.contractions if c.groups > 1})
+def _grouped(graph: Graph) -> set[str]:
+    """Weights of grouped convolutions, which stay such even with a single group left."""
+    return {c.weight for c in graph.contractions if c.groups > 1}
 
 
 def trial(unit: Unit) -> Tensor:
@@ -109,20 +112,6 @@ def trial(unit: Unit) -> Tensor:
     generator = torch.Generator().manual_seed(unit.channels)
     count = max(1, unit.channels * 2 // 3)
     return torch.randperm(unit.channels, generator=generator)[:count].sort().values
-
-
-def weightless_copy(model: nn.Module, indices: Mapping[Axis, Tensor]) -> nn.Module:
-    """The cut network with a single zero behind each parameter: shapes without memory."""
-    memo: dict[int, object] = {}
-    for name, tensor in tensors(model).items():
-        shape = [
-            len(indices[name, axis]) if (name, axis) in indices else size
-            for axis, size in enumerate(tensor.shape)
-        ]
-        empty = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(shape)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-    return copy.deepcopy(model, memo)
 
 
 def _different(

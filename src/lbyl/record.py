@@ -326,6 +326,8 @@ def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+            # torch forgets to: `torch.compile` would warn of a hook that is long gone.
+            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> Any:
@@ -357,12 +359,16 @@ def _twin(model: nn.Module) -> nn.Module:
         return model
 
 
-def _run(model: nn.Module, inputs: Inputs, fake: bool) -> Record:
-    model = _twin(model)
+def _run(
+    model: nn.Module, inputs: Inputs, fake: bool, spare: bool = False, training: bool = False
+) -> Record:
+    model = model if spare else _twin(model)
     recorder = Recorder(parameter_names(model), fake)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluation_mode(model))
+        if training:
+            model.train()
         if fake:
             stack.enter_context(_quiet())
             mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -405,20 +411,28 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def record(model: nn.Module, inputs: Inputs, fake: bool | None = None) -> Record:
+def record(
+    model: nn.Module,
+    inputs: Inputs,
+    fake: bool | None = None,
+    spare: bool = False,
+    training: bool = False,
+) -> Record:
     """Run `model` once on `inputs` and return what it called.
 
     Fake tensors carry shapes only, so this costs milliseconds whatever the size; a network whose
-    control flow looks at values is run for real instead. `fake` asks for one or the other.
+    control flow looks at values is run for real instead. `fake` asks for one or the other. A
+    `spare` model was made to be recorded: what its forward keeps on `self` may stay there, and only
+    such a one may be recorded in `training` mode.
     """
     if fake is not False:
         try:
-            return _run(model, inputs, fake=True)
+            return _run(model, inputs, True, spare and fake is True, training)
         except Exception as error:
             if fake:
                 raise _explained(inputs, error) from error
     try:
-        return _run(model, inputs, fake=False)
+        return _run(model, inputs, False, spare, training)
     except Exception as error:
         raise _explained(inputs, error) from error
 

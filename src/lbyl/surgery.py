@@ -7,7 +7,8 @@ ever touches a copy; tied parameters stay tied; `print(model)` afterwards tells 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,10 +165,38 @@ def _refit_conv(module: nn.modules.conv._ConvNd, before: nn.Module) -> None:
     module.in_channels = inputs * (1 if module.transposed else module.groups)
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """A deep copy that may be cut; the one given is never touched."""
+def shape_of(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A stand-in for a parameter or buffer: a single zero behind the shape asked for."""
+    empty = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(list(sizes))
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+
+
+def weightless_copy(model: nn.Module, indices: Mapping[Axis, Tensor]) -> nn.Module:
+    """The cut network with a single zero behind each parameter: shapes without memory."""
+    memo: dict[int, object] = {}
+    for name, tensor in tensors(model).items():
+        shape = [
+            len(indices[name, axis]) if (name, axis) in indices else size
+            for axis, size in enumerate(tensor.shape)
+        ]
+        memo[id(tensor)] = shape_of(tensor, shape)
+    return copy.deepcopy(model, memo)
+
+
+def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
+    """A deep copy that may be cut; the one given is never touched.
+
+    The tensors named in `without` are not copied, only their shapes: they are about to be replaced.
+    """
+    state = tensors(model)
+    memo: dict[int, Any] = {
+        id(state[name]): shape_of(state[name], state[name].shape)
+        for name in without
+        if name in state
+    }
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, memo)
     except Exception as error:
         raise LbylError(
             f"the model cannot be copied ({error}); detach its non-leaf tensors first"
@@ -176,7 +205,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 def cut(model: nn.Module, graph: Graph, values: Mapping[str, Tensor]) -> nn.Module:
     """A copy of `model` with new values, attributes refitted."""
-    slim = copy_model(model)
+    slim = copy_model(model, without=values.keys())
     replace_tensors(slim, values)
     refit_attributes(slim, model)
     return slim

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from lbyl.channels import Atoms, Axis, Contraction, Flow, Norm
+from lbyl.channels import Atoms, Axis, Contraction, Flow, Norm, Pinned
 from lbyl.exceptions import LbylError
 from lbyl.patterns import matches
-from lbyl.record import Inputs, record
+from lbyl.record import DoesNotRun, Inputs, record
 from lbyl.rules import propagate
+from lbyl.surgery import is_finite, weightless_copy
 from lbyl.unit import Consumer, Graph, Producer, Unit
 
 
@@ -33,11 +34,46 @@ def trace(
     from lbyl.proof import prove
 
     check_model(model)
-    flow = propagate(Flow(record(model, example_inputs)))
+    flow = follow(model, example_inputs)
     graph = build(flow, streams=streams)
     graph = choose(graph, modules, skip)
     graph = replace(graph, batch=_batch(example_inputs))
     return prove(model, example_inputs, graph, flow.record.fake)
+
+
+def follow(
+    model: nn.Module,
+    inputs: Inputs,
+    fake: bool | None = None,
+    spare: bool = False,
+    grouped: Collection[str] = (),
+) -> Flow:
+    """Record a run and follow its channels; layers that only training runs are heeded too."""
+    flow = propagate(Flow(record(model, inputs, fake, spare), grouped=set(grouped)))
+    silent = {name for name, _ in model.named_parameters()} - set(flow.record.parameters.values())
+    if silent and flow.record.fake:
+        _heed_training(flow, model, inputs, silent)
+    return flow
+
+
+def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str]) -> None:
+    """Leave alone what a layer reads that runs in training only, such as an auxiliary head.
+
+    Its parameters took no part in evaluation, so a cut would leave them at the old size.
+    """
+    try:
+        run = record(weightless_copy(model, {}), inputs, fake=True, spare=True, training=True)
+    except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
+        run = error.record
+    aside = propagate(Flow(run, flow.atoms, grouped=flow.grouped))
+    names = [run.parameters.get(value) for value in run.failed]
+    aside.pin_all(run.failed if silent & set(names) else [], "it is read in training only")
+    for layer in aside.contractions:
+        if layer.weight in silent:
+            flow.refused[layer.name] = "it runs in training only"
+            axis = flow.atoms.axes.get((layer.weight, layer.input_axis))
+            if axis is not None:
+                flow.atoms.pin(axis, f"it is read by {layer.name}, which runs in training only")
 
 
 def check_model(model: nn.Module) -> None:
@@ -47,7 +83,7 @@ def check_model(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise LbylError(f"{name} is uninitialised: run the model once before compressing it")
-        if tensor.dtype.is_floating_point and not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype.is_floating_point and not is_finite(tensor):
             raise LbylError(
                 f"{name} holds NaN or Inf: load weights that are finite before compressing"
             )
@@ -85,31 +121,29 @@ def build(flow: Flow, streams: bool, least: int = 2) -> Graph:
     classes = flow.atoms.classes()
     pinned = flow.atoms.pinned(classes)
     full = [c for c in flow.contractions if c.weight not in flow.grouped]
-    read_by = _readers(full, flow.atoms, classes)
-    added = set(classes[flow.atoms.added()].tolist())
+    added = torch.zeros(flow.atoms.count, dtype=torch.bool)
+    added[classes[flow.atoms.added()]] = True
     alone = dict(flow.refused)
     alone |= {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
-    chosen: list[tuple[list[Contraction], list[int]]] = []
-    groups = [g for g in _group_producers(full, flow.atoms, classes, pinned) if g[1]]
-    feedback = _feedback(flow, [layers for layers, _ in groups])
-    residual: list[bool] = []
-    for (layers, members), fed in zip(groups, feedback):
-        readers = _union(read_by, members)
-        stream = fed and bool(added & set(members))
-        why = _why_not(layers, len(members) < least, stream and not streams, readers)
+    groups = _group_producers(full, flow.atoms, classes, pinned)
+    read_by = _readers(full, flow.atoms, classes, groups)
+    feedback = _feedback(flow, [group.layers for group in groups])
+    chosen: list[tuple[Group, list[str], bool]] = []
+    for group, readers, fed in zip(groups, read_by, feedback):
+        stream = fed and bool(added[group.members].any())
+        few = len(group.members) < least
+        why = _why_not(group.layers, few, stream and not streams, readers)
         if why:
-            alone |= {layer.name: why for layer in layers}
+            alone |= {layer.name: why for layer in group.layers}
             continue
-        for layer in layers:
+        for layer in group.layers:
             alone.pop(layer.name, None)
-        chosen.append((layers, members))
-        residual.append(stream)
-    axes, owners = _number(flow, classes, [members for _, members in chosen])
+        chosen.append((group, readers, stream))
+    axes, owners = _number(flow, classes, [group.members for group, _, _ in chosen])
     units: list[Unit] = []
-    for i, (layers, members) in enumerate(chosen):
+    for (group, readers, stream), touched in zip(chosen, owners):
         start = units[-1].range.stop if units else 0
-        readers = _union(read_by, members)
-        units.append(_unit(flow, layers, start, len(members), readers, owners[i], residual[i]))
+        units.append(_unit(flow, group, start, readers, touched, stream))
     return Graph(
         tuple(units),
         _consumers(flow, full, axes),
@@ -149,11 +183,11 @@ def _feedback(flow: Flow, groups: list[list[Contraction]]) -> list[bool]:
 
 
 def _number(
-    flow: Flow, classes: Tensor, groups: list[list[int]]
+    flow: Flow, classes: Tensor, groups: list[Tensor]
 ) -> tuple[dict[Axis, Tensor], list[list[str]]]:
     """Number the channels of all groups in turn: every axis by channel, parameters by group."""
     numbering = torch.full((flow.atoms.count,), -1)
-    members = torch.tensor([c for group in groups for c in group], dtype=torch.long)
+    members = torch.cat([torch.empty(0, dtype=torch.long), *groups])
     numbering[members] = torch.arange(len(members))
     sizes = torch.tensor([len(group) for group in groups], dtype=torch.long)
     group_of = torch.repeat_interleave(torch.arange(len(groups)), sizes)
@@ -170,54 +204,73 @@ def _number(
     return axes, owners
 
 
-def _rows(layer: Contraction, atoms: Atoms, classes: Tensor) -> list[int]:
-    found: list[int] = classes[atoms.axes[layer.weight, layer.output_axis]].tolist()
-    return found
+@dataclass(frozen=True)
+class Group:
+    """Layers that make the same channels, and those channels by first use."""
+
+    layers: list[Contraction]
+    members: Tensor
+
+
+def _rows(layer: Contraction, atoms: Atoms, classes: Tensor) -> Tensor:
+    return classes[atoms.axes[layer.weight, layer.output_axis]]
 
 
 def _group_producers(
-    layers: Sequence[Contraction], atoms: Atoms, classes: Tensor, pinned: dict[int, str]
-) -> list[tuple[list[Contraction], list[int]]]:
-    """Layers that share a free channel belong together: (layers, channels) by first use."""
-    owner: dict[int, int] = {}
+    layers: Sequence[Contraction], atoms: Atoms, classes: Tensor, pinned: Pinned
+) -> list[Group]:
+    """Layers that share a free channel belong together."""
+    owner = torch.full((atoms.count,), -1)  # channel → the first layer that makes it
     merged = list(range(len(layers)))
 
     def find(i: int) -> int:
         while merged[i] != i:
+            merged[i] = merged[merged[i]]
             i = merged[i]
         return i
 
+    first_made: list[Tensor] = []
     for i, layer in enumerate(layers):
-        for channel in _rows(layer, atoms, classes):
-            if channel not in pinned:
-                a, b = find(i), find(owner.setdefault(channel, i))
-                merged[max(a, b)] = min(a, b)
-    together: dict[int, tuple[dict[str, Contraction], dict[int, None]]] = {}
+        channels = pinned.free(_rows(layer, atoms, classes))
+        owners = owner[channels]
+        first_made.append(_in_order(channels[owners < 0]))
+        owner[first_made[i]] = i
+        for other in torch.unique(owners[owners >= 0]).tolist():
+            a, b = find(i), find(other)
+            merged[max(a, b)] = min(a, b)
+    together: dict[int, tuple[dict[str, Contraction], list[Tensor]]] = {}
     for i, layer in enumerate(layers):
-        found, channels = together.setdefault(find(i), ({}, {}))
+        found, parts = together.setdefault(find(i), ({}, []))
         found.setdefault(layer.weight, layer)
-        channels |= {c: None for c in _rows(layer, atoms, classes) if c not in pinned}
-    return [(list(found.values()), list(channels)) for found, channels in together.values()]
+        parts.append(first_made[i])
+    groups = [Group(list(found.values()), torch.cat(parts)) for found, parts in together.values()]
+    return [group for group in groups if len(group.members)]
+
+
+def _in_order(channels: Tensor) -> Tensor:
+    """Each channel once, where it came first."""
+    values, place = torch.unique(channels, return_inverse=True)
+    if len(values) == len(channels):
+        return channels
+    first = torch.full_like(values, len(channels))
+    first = first.scatter_reduce(0, place, torch.arange(len(channels)), "amin")
+    return channels[first.sort().values]
 
 
 def _readers(
-    layers: Sequence[Contraction], atoms: Atoms, classes: Tensor
-) -> dict[int, dict[str, None]]:
-    """channel → names of the layers that read it, in order."""
-    found: dict[int, dict[str, None]] = {}
+    layers: Sequence[Contraction], atoms: Atoms, classes: Tensor, groups: list[Group]
+) -> list[list[str]]:
+    """For every group the names of the layers that read any of its channels, in order."""
+    group_of = torch.full((atoms.count,), -1)
+    for i, group in enumerate(groups):
+        group_of[group.members] = i
+    found: list[dict[str, None]] = [{} for _ in groups]
     for layer in layers:
-        columns = torch.unique(classes[atoms.axes[layer.weight, layer.input_axis]])
-        for channel in columns.tolist():
-            found.setdefault(channel, {})[layer.name] = None
-    return found
-
-
-def _union(read_by: dict[int, dict[str, None]], members: list[int]) -> list[str]:
-    """The layers that read any of these channels."""
-    names: dict[str, None] = {}
-    for member in members:
-        names |= read_by.get(member, {})
-    return list(names)
+        columns = classes[atoms.axes[layer.weight, layer.input_axis]]
+        for i in torch.unique(group_of[columns]).tolist():
+            if i >= 0:
+                found[i][layer.name] = None
+    return [list(names) for names in found]
 
 
 def _why_not(
@@ -233,28 +286,23 @@ def _why_not(
     return None
 
 
-def _reason(layer: Contraction, atoms: Atoms, classes: Tensor, pinned: dict[int, str]) -> str:
-    rows = _rows(layer, atoms, classes)
-    return next((pinned[c] for c in rows if c in pinned), "its channels are fixed")
+def _reason(layer: Contraction, atoms: Atoms, classes: Tensor, pinned: Pinned) -> str:
+    return pinned.reason(_rows(layer, atoms, classes)) or "its channels are fixed"
 
 
 def _unit(
-    flow: Flow,
-    layers: list[Contraction],
-    start: int,
-    channels: int,
-    readers: list[str],
-    touched: list[str],
-    stream: bool,
+    flow: Flow, group: Group, start: int, readers: list[str], touched: list[str], stream: bool
 ) -> Unit:
+    layers = group.layers
     producers = tuple(
         Producer(c.name, c.weight, c.output_axis, c.bias, norm_behind(flow, c.value_out), c.kind)
         for c in layers
     )
     named = {p.weight for p in producers} | {p.bias for p in producers}
-    named |= {c.weight for c in flow.contractions if c.name in readers}
+    named |= {flow.weight_of[name] for name in readers}
     between = {name.rpartition(".")[0] or name: None for name in touched if name not in named}
     path = _path(flow, layers[0])
+    channels = len(group.members)
     return Unit(
         layers[0].name, start, channels, producers, tuple(readers), tuple(between), path, stream
     )
@@ -264,17 +312,16 @@ def norm_behind(flow: Flow, value: int) -> Norm | None:
     """The BatchNorm that alone reads a value."""
     if len(flow.users.get(value, [])) != 1 or value in flow.record.outputs:
         return None
-    return next((n for n in flow.norms if n.value_in == value), None)
+    return flow.norm_at.get(value)
 
 
 def _path(flow: Flow, layer: Contraction) -> tuple[str, ...]:
     """The calls that a layer's output passes on its first way to a layer that reads it."""
-    ends = {id(c.call) for c in flow.contractions if c.weight not in flow.grouped}
     names: list[str] = []
     value, place = layer.value_out, -1
     while True:
         later = [(i, call) for i, call in flow.users.get(value, []) if i > place]
-        if not later or id(later[0][1]) in ends or not later[0][1].outputs:
+        if not later or id(later[0][1]) in flow.ends or not later[0][1].outputs:
             return tuple(names)
         place, call = later[0]
         names.append(call.op.strip("_"))

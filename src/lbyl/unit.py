@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -93,10 +94,13 @@ class Graph:
         return len(self.units)
 
     def __getitem__(self, name: str) -> Unit:
-        for unit in self.units:
-            if unit.name == name:
-                return unit
-        raise LbylError(f"no unit is named {name!r}; the units are {', '.join(self.names)}")
+        if name not in self._by_name:
+            raise LbylError(f"no unit is named {name!r}; the units are {', '.join(self.names)}")
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Unit]:
+        return {unit.name: unit for unit in self.units}
 
     @property
     def names(self) -> list[str]:

@@ -21,15 +21,19 @@ def by_channel(tensor: Tensor, axis: int, channel: Tensor, unit: Unit) -> Tensor
 
     Channels with fewer slices than others are filled with zeros.
     """
-    rows = tensor.detach().double().movedim(axis, 0).reshape(tensor.shape[axis], -1)
+    rows = tensor.detach().movedim(axis, 0).reshape(tensor.shape[axis], -1)
     places = torch.nonzero((channel >= unit.start) & (channel < unit.range.stop)).reshape(-1)
     places = places[torch.argsort(channel[places], stable=True)]
     owner = channel[places] - unit.start
     counts = torch.bincount(owner, minlength=unit.channels)
+    if len(places) and bool((counts == counts[0]).all()):  # the usual case, and it fills nothing
+        if not torch.equal(places, torch.arange(len(rows))):
+            rows = rows[places.to(rows.device)]
+        return rows.double().reshape(unit.channels, int(counts[0]), rows.shape[1])
     occurrence = torch.arange(len(places)) - (counts.cumsum(0) - counts)[owner]
     width = int(counts.max()) if len(places) else 1
-    out = rows.new_zeros(unit.channels, width, rows.shape[1])
-    out[owner.to(out.device), occurrence.to(out.device)] = rows[places.to(rows.device)]
+    out = rows.new_zeros(unit.channels, width, rows.shape[1], dtype=torch.float64)
+    out[owner.to(out.device), occurrence.to(out.device)] = rows[places.to(rows.device)].double()
     return out
 
 
@@ -77,14 +81,15 @@ class UnitWeights:
     def filters(self) -> Tensor:
         """(m, d): the vectorised filters of all producers, side by side."""
         parts = [self._rows(p.weight, p.axis).flatten(1) for p in self.unit.producers]
-        return torch.cat(parts, dim=1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def bias_of(self, producer: Producer) -> Tensor:
         """(m, r): a producer's bias by channel, zeros where it has none."""
         if producer.bias is not None:
             return self._rows(producer.bias, 0).flatten(1)
-        rows = self._rows(producer.weight, producer.axis)
-        return rows.new_zeros(rows.shape[:2])
+        weight = self.state[producer.weight]
+        channel = self.graph.axes[producer.weight, producer.axis]
+        return by_channel(weight.new_zeros(len(channel)), 0, channel, self.unit).flatten(1)
 
     @cached_property
     def filters_with_bias(self) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lbyl.restore.base import Delivery, Method, identity_rows, methods
+from lbyl.restore.base import Delivery, Method, Reading, identity_rows, methods
 
 if TYPE_CHECKING:
     from lbyl.statistics import Statistics
@@ -22,4 +22,9 @@ class Prune(Method):
     def deliver(
         self, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
     ) -> Delivery:
-        return Delivery(identity_rows(weights.unit.channels, kept, weights.filters))
+        like = weights.state[weights.unit.producers[0].weight]
+        return Delivery(identity_rows(weights.unit.channels, kept, like))
+
+    def rewrite(self, reading: Reading) -> Tensor:
+        """The kept columns as they are: a product with the identity would only take time."""
+        return reading.weight[:, reading.alive.to(reading.weight.device)]
