@@ -72,7 +72,8 @@ class Ledger:
 
     def to_dict(self, keys: Sequence[str]) -> dict[str, Any]:
         """In the order of the keys, whatever finished first."""
-        runs = {key: self.found[key] for key in keys if key in self.found}
+        order = [*keys, *(key for key in self.found if key not in keys)]
+        runs = {key: self.found[key] for key in order if key in self.found}
         return {"environment": self.environment, "parameters": self.parameters, "runs": runs}
 
 

@@ -137,6 +137,7 @@ class Lab:
         cuda = self.device.type == "cuda"
         setting = TrainConfig(
             epochs=self.options.epochs,
+            batch_size=self.options.batch,
             learning_rate=self.options.rate,
             mixed_precision="bf16" if cuda else "no",
             augment=self.info.dataset != "digits",  # a mirrored digit is none
@@ -355,7 +356,7 @@ def settings(options: argparse.Namespace) -> list[str]:
 
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """What a figure depends on: runs made under other values are other runs."""
-    names = ["network", "epochs", "rate", "limit", "test_limit"]
+    names = ["network", "epochs", "batch", "rate", "limit", "test_limit"]
     names += {
         "finetune": [],
         "transfer": ["threshold", "classes"],
@@ -369,6 +370,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=list(PARTS), required=True)
     parser.add_argument("--network", default="resnet50_cifar100")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate of fine-tuning")
     parser.add_argument("--eval-every", type=int, default=1, help="epochs between evaluations")
     parser.add_argument("--train", type=Path, help="training images (file or torchvision folder)")

@@ -57,12 +57,19 @@ def finetune_table(found: dict[str, Any]) -> None:
         runs = {r["method"]: r for r in found["runs"].values() if r["ratio"] == ratio}
         cells = [_change(runs[name]) if name in runs else None for name in COLUMNS]
         rows.append([f"{100 * ratio:.0f} %", *cells])
-        paper = PAPER_FINETUNE.get(ratio, {})
-        rows.append(["  paper", *(paper.get(name) for name in COLUMNS)])
+        paper = PAPER_FINETUNE.get(ratio, {}) if _published(found) else {}
+        if paper:
+            rows.append(["  paper", *(paper.get(name) for name in COLUMNS)])
     epochs = found["parameters"]["epochs"]
     title = f"{found['parameters']['network']}, L2: accuracy before and after {epochs} epochs"
     print_table(title, ["removed", *COLUMNS], rows)
-    print("The paper's figures are of its own ResNet-50/CIFAR-100 (base 78.82).")
+    if _published(found):
+        print("The paper's figures are of its own ResNet-50/CIFAR-100 (base 78.82).")
+
+
+def _published(found: dict[str, Any]) -> bool:
+    """Whether the paper has figures of this network to stand beside ours."""
+    return bool(found["parameters"]["network"] == "resnet50_cifar100")
 
 
 def _change(run: dict[str, Any]) -> str:
@@ -74,7 +81,8 @@ def transfer_table(found: dict[str, Any]) -> None:
     for name, run in found["runs"].items():
         size = run["size"]
         ours = [size["macs"] / 1e9, size["parameters"] / 1e6, run["source_accuracy"], run["final"]]
-        rows.append([name, *ours, *PAPER_TRANSFER.get(name, (None,) * 3)])
+        paper = PAPER_TRANSFER.get(name) if _published(found) else None
+        rows.append([name, *ours, *(paper or (None,) * 3)])
     columns = ["start", "GMACs", "M parameters", "accuracy before the transfer", "after"]
     columns += ["paper: GMACs", "M parameters", "accuracy"]
     chosen = found["parameters"]
