@@ -272,6 +272,7 @@ def datafree(lab: Lab, key: str) -> dict[str, Any]:
     elif then == "synthetic":
         synthetic, spent = lab_synthetic(lab)
         seconds += spent
+        points.append({"seconds": seconds, "accuracy": initial})
         config = lab.config(epochs=lab.options.distil_epochs, eval_every=1)
         test = lab.normalised(lab.test[0]), lab.test[1]  # like the synthetic ones
         rows = lab.learn(done.model, synthetic, test, config, raw=False)

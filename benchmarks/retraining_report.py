@@ -44,6 +44,7 @@ PAPER_DATAFREE = (
     ("LBYL + 0.1 M images", 100 * 2.9 / 4.1, 70.9, "0 + 1"),
 )
 COLUMNS = ("none", "neuron-merging", "coreset", "lbyl", "echo", "scratch")
+MARKERS = {"": "*", "tenth": "s", "synthetic": "o"}
 COLOURS = dict(zip((*COLUMNS, "original"), "C7 C1 C5 C0 C3 C2 C4".split()))
 
 
@@ -137,6 +138,7 @@ def _curve(panel: Any, run: dict[str, Any], name: str) -> None:
         for row in run["curve"]
         if row["eval_accuracy"] is not None
     ]
+    panel.xaxis.get_major_locator().set_params(integer=True)
     wide = 2.5 if name == "echo" else 1.4
     panel.plot(*zip(*points), ".-", label=name, color=COLOURS.get(name), linewidth=wide)
 
@@ -177,11 +179,12 @@ def _times(plt: Any, found: dict[str, Any]) -> Any:
     for name, run in found["runs"].items():
         x = [point["seconds"] for point in run["points"]]
         y = [point["accuracy"] for point in run["points"]]
-        colour = COLOURS[name.split(" + ")[0]]
-        line = ":" if "tenth" in name else "-"
-        panel.plot(x, y, line, color=colour, linewidth=1.4)
-        panel.plot(x[-1:], y[-1:], "s" if "tenth" in name else "o", color=colour, label=name)
+        start, _, then = name.partition(" + ")
+        panel.plot(x, y, ":" if then == "tenth" else "-", color=COLOURS[start], linewidth=1.4)
+        panel.plot(x[-1:], y[-1:], MARKERS[then], color=COLOURS[start], label=name, markersize=8)
     panel.set_xscale("log")
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter("")
     panel.set_xlabel("seconds, synthesis of images included")
     panel.set_ylabel("test accuracy, %")
     panel.grid(alpha=0.3, which="both")
