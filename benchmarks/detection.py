@@ -374,49 +374,54 @@ def choose(options: argparse.Namespace) -> Setting:
     return replace(setting, **given)
 
 
+class Laps:
+    """Seconds by stage, printed as they end."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def end(self, what: str) -> None:
+        now = time.perf_counter()
+        self.seconds[what] = round(now - self.last, 2)
+        print(f"{what}: {self.seconds[what]:.1f} s", flush=True)
+        self.last = now
+
+
 def main() -> None:
     options = arguments()
     setting = choose(options)
     cache = options.data or Path(tempfile.gettempdir()) / "lbyl-detection"
-    seconds: dict[str, float] = {}
-    clock = time.perf_counter()
-
-    def lap(what: str) -> None:
-        nonlocal clock
-        now = time.perf_counter()
-        seconds[what] = round(now - clock, 2)
-        print(f"{what}: {seconds[what]:.1f} s", flush=True)
-        clock = now
-
+    weights = options.weights or cache / "weights"
+    laps = Laps()
     with workers(options.jobs) as pool:
         place = options.coco or draw(setting, cache, pool)
         train_split, val_split = splits(setting, options.coco)
-        lap("draw")
-        weights = options.weights or cache / "weights"
+        laps.end("draw")
         model, epochs = trained(
             setting, place, train_split, weights, options.device, max(2, options.jobs)
         )
-        lap("train")
+        laps.end("train")
         bench = prepare(model, setting, place, val_split, pool)
-        lap("trace and collect")
+        laps.end("trace and collect")
         base = bench.judge(model)
         rows = measure(bench, grid=not (options.no_grid or options.small))
-        lap("measure")
+        laps.end("measure")
         found = base.result()
     show(found, rows)
     source = "COCO" if options.coco else "drawn set"
-    title = f"SSD/ResNet-{setting.depth}, {source}"
     content = {
         "setting": {**asdict(setting), "source": source, "images": len(bench.val)},
         "base": found,
         "paper base": dict(zip(METRICS, PAPER_BASE)),
         "rows": rows,
         "epochs": epochs,
-        "seconds": {**seconds, **{k: round(v, 2) for k, v in bench.seconds.items()}},
+        "seconds": laps.seconds | {name: round(spent, 2) for name, spent in bench.seconds.items()},
     }
     name = "detection-coco" if options.coco else "detection"
     name += "-small" if options.small else ""
-    print("kept in", save_results(name, content, plot(found, rows, title), options.results))
+    figure = plot(found, rows, f"SSD/ResNet-{setting.depth}, {source}")
+    print("kept in", save_results(name, content, figure, options.results))
 
 
 if __name__ == "__main__":
