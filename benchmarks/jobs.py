@@ -64,7 +64,9 @@ class Ledger:
 
     def keep(self, key: str, run: dict[str, Any]) -> None:
         """Write a finished setting; its checkpoints have served."""
-        write_json(self._file(key), {"environment": environment(), **run})
+        told = environment()
+        told["command"] = told["command"].split(" --jobs 1 --worker")[0]  # what a person typed
+        write_json(self._file(key), {"environment": told, **run})
         shutil.rmtree(self.place(key), ignore_errors=True)
 
     def _file(self, key: str) -> Path:

@@ -183,6 +183,7 @@ def _times(plt: Any, found: dict[str, Any]) -> Any:
         panel.plot(x, y, ":" if then == "tenth" else "-", color=COLOURS[start], linewidth=1.4)
         panel.plot(x[-1:], y[-1:], MARKERS[then], color=COLOURS[start], label=name, markersize=8)
     panel.set_xscale("log")
+    panel.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_formatter("")
     panel.set_xlabel("seconds, synthesis of images included")
