@@ -3,6 +3,10 @@
 python scripts/coverage.py                      # all, about a quarter of an hour on two cores
 python scripts/coverage.py --only 'timm/.*vit'  # some; the rows of others are kept
 python scripts/coverage.py --page               # only write the page again from the rows
+python scripts/coverage.py --page --sweep sweep.xml  # rows and outcomes of the sweep
+
+`pytest -m slow tests/test_networks_sweep.py --junitxml=sweep.xml` writes the last one's file: the
+sweep measures the same rows, and what becomes of the cut networks besides.
 """
 
 from __future__ import annotations
@@ -12,18 +16,16 @@ import gc
 import json
 import re
 import sys
-import time
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lbyl  # noqa: E402
 import published  # noqa: E402
 import reference  # noqa: E402
 from lbyl.io import whole_file, write_json  # noqa: E402
@@ -45,28 +47,28 @@ HEAD = f"""# What can be pruned
 Every row is one network with weights drawn at random, cut at {RATIO:.0%} with `method="none"` and
 compared with the original whose pruned channels are silenced at every layer that reads them.
 *Difference* is the largest relative difference of the two outputs (float64, float32 above
-{DOUBLE_LIMIT // 10**6} million parameters); of detectors, of the outputs of their heads. *Seconds*
-are those of tracing, the trial cut and planning on one busy core. Layers outside units are listed
-by the reason they are left alone for. `python scripts/coverage.py` writes this page again.
+{DOUBLE_LIMIT // 10**6} million parameters); of detectors, of the outputs of their heads. *s* is the
+processor time of tracing, the trial cut and planning in seconds, with one thread; other work on the
+machine does not count. Layers outside units are listed by the reason they are left alone for.
+`python scripts/coverage.py` writes this page again.
 
 Residual streams are left alone unless asked for with `streams=True`.
 """
 
-GENERAL = (
-    (r"its channels are added to others' \(.*", "residual stream"),
-    (r"it meets a tensor of fixed size at.*", "residual stream that is fixed elsewhere"),
-    (r"it enters scaled_dot_product_attention.*|it enters \S*attention\S*.*", "attention"),
-    (r"it enters (?:layer|rms)_norm.*", "normalised together (LayerNorm)"),
-    (r"it enters (\w+).*, which (.*)", r"\1 \2"),
-    (r" (?:in|at|at the input of) [\w.]+$", ""),
-)
+SWEEP = """## Still a model
 
+`pytest -m slow tests/test_networks_sweep.py` asks of every network on this page: ratio 0 leaves the
+output equal to the last bit; the cut at {ratio:.0%} equals the silenced original to 1e-4;
+parameters and MACs fall; saved and loaded again it computes the same bits; `torch.export` takes it;
+one step of SGD in training mode, on two examples, has a finite loss and moves the weights; tracing
+and planning take less than 30 s of one core. `torch.compile` must capture it, too
+(`backend="eager"`: the graph, no generated code). Of torchvision that is asked of one network of
+each family, of timm and transformers, where each is a family of its own, of all.
 
-def short(reason: str) -> str:
-    """A reason without the names of layers, so that equal reasons are counted together."""
-    for pattern, instead in GENERAL:
-        reason = re.sub(pattern, instead, reason)
-    return reason
+{passed} of {count} networks passed. Exporting, compiling and training are asked where the original
+survives them on the same input. It does not:
+
+"""
 
 
 def row(build: published.Build) -> dict[str, Any]:
@@ -74,22 +76,13 @@ def row(build: published.Build) -> dict[str, Any]:
     torch.manual_seed(0)
     model, inputs = build()
     published.stir(model)
-    start = time.perf_counter()
-    graph = lbyl.trace(model, inputs)
-    seconds = time.perf_counter() - start
-    reasons = Counter(short(r) for r in graph.left_alone.values())
-    found: dict[str, Any] = {"units": len(graph), "channels": graph.channels}
-    found |= {"seconds": seconds, "alone": dict(reasons.most_common())}
-    size = sum(p.numel() for p in model.parameters())
+    graph, seconds = reference.traced(model, inputs, RATIO)
     if not len(graph):
-        return found | {"before": size, "after": size, "macs": 1.0, "exact": None}
-    if size <= DOUBLE_LIMIT:
+        return reference.summary(model, graph, seconds)
+    if sum(p.numel() for p in model.parameters()) <= DOUBLE_LIMIT:
         model, inputs = reference.in_double(model, inputs)
     proof = reference.prove_cut(model, inputs, graph, RATIO, unchanged=False)
-    result = proof.result
-    found["seconds"] += result.seconds["plan"]
-    found |= {"before": result.before.parameters, "after": result.after.parameters}
-    return found | {"macs": result.after.macs / result.before.macs, "exact": proof.exact}
+    return reference.summary(model, graph, seconds, proof)
 
 
 def line(name: str, found: dict[str, Any]) -> str:
@@ -111,7 +104,8 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
     good = [r for r in rows.values() if r.get("units")]
     exact = [r for r in good if r["exact"] is not None and r["exact"] < 1e-4]
     lines.append(
-        f"{len(rows)} networks; {len(good)} have units; of these {len(exact)} are cut exactly."
+        f"{len(rows)} networks; {len(good)} have units; of these {len(exact)} are cut exactly.\n"
+        f"Measured on {' and '.join(sorted({r['machine'] for r in rows.values()}))}."
     )
     for group in dict.fromkeys(name.partition("/")[0] for name in rows):
         lines += ["", f"## {group}", ""]
@@ -122,7 +116,34 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         lines += [
             line(n.partition("/")[2], r) for n, r in rows.items() if n.startswith(group + "/")
         ]
-    return "\n".join(lines) + "\n" + sentences()
+    return "\n".join(lines) + "\n" + survival(rows) + sentences()
+
+
+def survival(rows: dict[str, dict[str, Any]]) -> str:
+    """The section on what became of the cut networks, where a sweep has told."""
+    told = {name: row["sweep"] for name, row in rows.items() if "sweep" in row}
+    if not told:
+        return ""
+    passed = sum(found["passed"] for found in told.values())
+    missed: dict[str, list[str]] = {}
+    for name, found in told.items():
+        for step in found["missed"]:
+            missed.setdefault(step, []).append(name.partition("/")[2])
+    lines = [f"- {step}: {', '.join(names)}" for step, names in missed.items()]
+    head = SWEEP.format(ratio=RATIO, passed=passed, count=len(told))
+    return "\n" + head + "\n".join(lines or ["- nowhere"]) + "\n"
+
+
+def read_sweep(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows and outcomes by network from pytest's XML."""
+    found = {}
+    for case in ElementTree.parse(path).iter("testcase"):
+        notes = {p.get("name"): json.loads(p.get("value", "")) for p in case.iter("property")}
+        bad = any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
+        outcome = {"passed": not bad, "missed": notes.get("missed", [])}
+        name = case.get("name", "").partition("[")[2].removesuffix("]")
+        found[name] = {**notes.get("row", {}), "sweep": outcome}
+    return found
 
 
 def sentences() -> str:
@@ -147,6 +168,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression of names")
     parser.add_argument("--rows", type=Path, default=ROWS, help="where measured rows are kept")
     parser.add_argument("--page", action="store_true", help="measure nothing")
+    parser.add_argument("--sweep", type=Path, nargs="*", default=[], help="pytest's XML files")
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -158,10 +180,15 @@ def main() -> None:
         try:
             rows[name] = row(build)
         except Exception as error:
-            rows[name] = {"error": f"{type(error).__name__}: {error}"[:200].replace("|", "/")}
+            reason = f"{type(error).__name__}: {error}"[:200].replace("|", "/")
+            rows[name] = {"machine": reference.machine(), "error": reason}
         print(line(name, rows[name]), flush=True)
         write_json(chosen.rows, rows)
         gc.collect()
+    for path in chosen.sweep:
+        for name, found in read_sweep(path).items():
+            rows[name] = {**rows.get(name, {}), **found}
+    write_json(chosen.rows, rows)
     ordered = {name: rows[name] for name in every if name in rows}
     with whole_file(PAGE) as temporary:
         temporary.write_text(page(ordered))

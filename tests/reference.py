@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 import lbyl
+from lbyl.compress import make_plan
+from lbyl.criteria import criteria
+from lbyl.ratios import counts
 from lbyl.record import call_model
+from lbyl.restore import methods
 from lbyl.result import Result
 from lbyl.surgery import is_finite, surviving, tensors
 from lbyl.unit import Graph
@@ -149,6 +157,58 @@ def assert_exact(proof: Proof, graph: Graph) -> None:
     assert result.after.macs < result.before.macs
 
 
+GENERAL = (
+    (r"its channels are added to others' \(.*", "residual stream"),
+    (r"it meets a tensor of fixed size at.*", "residual stream that is fixed elsewhere"),
+    (r"it enters scaled_dot_product_attention.*|it enters \S*attention\S*.*", "attention"),
+    (r"it enters (?:layer|rms)_norm.*", "normalised together (LayerNorm)"),
+    (r"it enters (\w+).*, which (.*)", r"\1 \2"),
+    (r"it is read by .*, which runs in training only", "read by a layer of training only"),
+    (r" (?:in|at|at the input of) [\w.]+$", ""),
+)
+
+
+def short(reason: str) -> str:
+    """A reason without the names of layers, so that equal reasons are counted together."""
+    for pattern, instead in GENERAL:
+        reason = re.sub(pattern, instead, reason)
+    return reason
+
+
+def machine() -> str:
+    """The processor and the torch that times were measured with."""
+    about = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.*)", about.read_text()) if about.exists() else None
+    processor = named.group(1) if named else platform.processor() or platform.machine()
+    return f"one core of {processor} with torch {torch.__version__.partition('+')[0]}"
+
+
+def traced(model: nn.Module, inputs: Any, ratio: float = 0.3) -> tuple[Graph, float]:
+    """A network's graph, and the processor seconds of finding it and planning a cut.
+
+    What other processes do on the machine counts in neither.
+    """
+    start = time.process_time()
+    graph = lbyl.trace(model, inputs)
+    make_plan(model, graph, counts(graph, ratio), criteria.resolve("l2"), methods.resolve("none"))
+    return graph, time.process_time() - start
+
+
+def summary(
+    model: nn.Module, graph: Graph, seconds: float, proof: Proof | None = None
+) -> dict[str, Any]:
+    """What the page of published networks shows of one."""
+    reasons = Counter(short(reason) for reason in graph.left_alone.values())
+    found: dict[str, Any] = {"units": len(graph), "channels": graph.channels}
+    found |= {"machine": machine(), "seconds": seconds, "alone": dict(reasons.most_common())}
+    if proof is None:
+        size = sum(p.numel() for p in model.parameters())
+        return found | {"before": size, "after": size, "macs": 1.0, "exact": None}
+    before, after = proof.result.before, proof.result.after
+    found |= {"before": before.parameters, "after": after.parameters}
+    return found | {"macs": after.macs / before.macs, "exact": proof.exact}
+
+
 def in_double(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
     """Both in float64, where a wrong index cannot hide behind rounding."""
 
@@ -237,8 +297,8 @@ def assert_trains(model: nn.Module, inputs: Any) -> None:
         loss = sum(x.square().mean() if x.dim() else x for x in losses if x.requires_grad)
         assert isinstance(loss, Tensor) and bool(torch.isfinite(loss))
         torch.autograd.backward(loss)
-        moving = [p for p in parameters if p.grad is not None and bool(p.grad.any())]
-        watched = min(moving, key=lambda p: p.numel())
+        slopes = {p: float(p.grad.norm()) for p in parameters if p.grad is not None}
+        watched = max(slopes, key=lambda p: slopes[p])  # a small step may drown in rounding
         before = watched.detach().clone()
         torch.optim.SGD(parameters, lr=1e-3).step()
         assert not torch.equal(before, watched)
