@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,16 @@ def settings(networks: list[str]) -> list[str]:
     return sorted(found, key=lambda key: "resnet50" not in key)
 
 
-def measure(bench: Bench, criterion: str) -> dict[str, Any]:
-    """All ratios and methods of one criterion: ratio → column → figures."""
+def measure(
+    bench: Bench, criterion: str, columns: Sequence[str], earlier: dict[str, Any]
+) -> dict[str, Any]:
+    """All ratios of one criterion, ratio → column → figures, on top of `earlier` ones."""
     rows: dict[str, Any] = {}
     for ratio in RATIOS.get(bench.name, published.RATIOS):
-        cells = {}
+        cells = dict(earlier.get(f"{ratio:g}", {}))
         for column, method, source in methods(bench.name, criterion, ratio):
+            if column not in columns:
+                continue
             rule = "l2" if criterion == "own" else criterion
             result = bench.compress(ratio, rule, method, source)
             cells[column] = {
@@ -229,6 +233,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
     parser.add_argument("--jobs", type=int, default=1, help="settings that run at once")
     parser.add_argument("--seconds", type=float, help="stop what is not done by then")
+    parser.add_argument("--columns", help="measure these anew, separated by semicolons")
     parser.add_argument("--only", help="settings by pattern, such as '*/l2'")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "lbyl-runs")
@@ -239,23 +244,27 @@ def main() -> None:
     name = "criteria-small" if options.small else "criteria"
     ledger = Ledger(name, {"limit": limit}, options.scratch)
 
+    columns = options.columns.split(";") if options.columns else COLUMNS
+    ledger.adopt(options.results / f"{name}.json")
+
     def work(key: str) -> None:
         network, criterion = key.split("/")
-        ledger.keep(key, measure(prepare(network, options.device, limit), criterion))
+        bench = prepare(network, options.device, limit)
+        ledger.keep(key, measure(bench, criterion, columns, ledger.found.get(key, {})))
 
     if options.worker:
         work(options.worker)
         return
-    ledger.adopt(options.results / f"{name}.json")
     keys = chosen(settings(networks), options.only)
     ledger.refresh(keys)
-    missing = [key for key in keys if key not in ledger.found]
+    # Named columns are measured anew, and take their place among what is known already.
+    missing = [key for key in keys if options.columns or key not in ledger.found]
     if options.jobs > 1:
         run_parallel(missing, options.jobs, options.seconds, lambda: None)
     else:
         for key in missing:
             work(key)
-    ledger.refresh(keys)
+    ledger.refresh(keys, missing)
     every = settings(list({key.split("/")[0]: 1 for key in [*ledger.found, *keys]}))
     known = list({key.split("/")[0]: 1 for key in every})
     show(ledger.found, known)

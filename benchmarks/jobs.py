@@ -53,9 +53,13 @@ class Ledger:
         self.found |= earlier["runs"]
         self.environment = earlier["environment"]
 
-    def refresh(self, keys: Sequence[str]) -> bool:
-        """Read what workers have written since; whether there was anything new."""
-        fresh = [key for key in keys if key not in self.found and self._file(key).is_file()]
+    def refresh(self, keys: Sequence[str], anew: Sequence[str] = ()) -> bool:
+        """Read what workers have written since; whether there was anything new.
+
+        Settings that were measured `anew` are read again although they are known.
+        """
+        wanted = [key for key in keys if key in anew or key not in self.found]
+        fresh = [key for key in wanted if self._file(key).is_file()]
         for key in fresh:
             kept = read_json(self._file(key))
             self.environment = kept.pop("environment")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,20 +118,22 @@ def methods() -> Iterator[tuple[str, Any, str]]:
     yield "echo, real images", "echo", "real"
 
 
-def row(bench: Bench, ratio: float, criterion: str, grid: bool) -> dict[str, float]:
+def row(bench: Bench, ratio: float, criterion: str, columns: Sequence[str]) -> dict[str, float]:
     """Accuracies of one line of the table; random is a mean over seeds."""
     choices: list[Any] = [criterion]
     if criterion == "random":
         choices = [lbyl.criteria.resolve({"name": "random", "seed": seed}) for seed in SEEDS]
     cells: dict[str, float] = {}
     for column, method, source in methods():
+        if column not in columns:
+            continue
         once = lbyl.methods.resolve(method).chooses  # then the criterion has no say
         found = [
             bench.accuracy(bench.compress(ratio, choice, method, source).model)
             for choice in (choices[:1] if once else choices)
         ]
         cells[column] = sum(found) / len(found)
-    if grid:
+    if criterion == "l2" and "lbyl, best λ" in columns:
         tried = [
             bench.accuracy(
                 bench.compress(
@@ -144,19 +146,19 @@ def row(bench: Bench, ratio: float, criterion: str, grid: bool) -> dict[str, flo
     return cells
 
 
-def measure(bench: Bench) -> list[dict[str, Any]]:
-    """All lines of a network."""
+def measure(
+    bench: Bench, columns: Sequence[str], earlier: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """All lines of a network; columns that are not measured now are taken from `earlier`."""
     ratios = RATIOS.get(bench.name, (0.3, 0.5))
+    lines = [(ratio, criterion) for ratio in ratios for criterion in ("l2", "echo")]
+    known = {(r["ratio"], r["criterion"]): r for r in earlier}
     rows = []
-    for ratio in ratios:
-        for criterion in ("l2", "echo"):
-            cells = row(bench, ratio, criterion, grid=criterion == "l2")
-            rows.append({"ratio": ratio, "criterion": criterion, **cells})
-            print(bench.name, rows[-1], flush=True)
-    rows.append(
-        {"ratio": ratios[-1], "criterion": "random"} | row(bench, ratios[-1], "random", False)
-    )
-    print(bench.name, rows[-1], flush=True)
+    for ratio, criterion in [*lines, (ratios[-1], "random")]:
+        found = row(bench, ratio, criterion, columns)
+        before = known.get((ratio, criterion), {})
+        rows.append({**before, "ratio": ratio, "criterion": criterion, **found})
+        print(bench.name, rows[-1], flush=True)
     return rows
 
 
@@ -206,6 +208,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int, help="test images to use")
     parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
+    parser.add_argument("--columns", help="measure these only, separated by semicolons")
     parser.add_argument("--merge", nargs="*", type=Path, help="JSON of earlier runs to add")
     options = parser.parse_args()
     names = ["resnet20_cifar10"] if options.small else options.networks.split(",")
@@ -218,7 +221,8 @@ def main() -> None:
     for name in filter(None, names):
         bench = prepare(name, options.device, limit)
         base = bench.accuracy(bench.model)
-        rows = measure(bench)
+        columns = options.columns.split(";") if options.columns else COLUMNS
+        rows = measure(bench, columns, results.get(name, {}).get("rows", []))
         results[name] = {
             "base": base,
             "images": sum(len(y) for _, y in bench.batches),

@@ -9,7 +9,7 @@ from torch import nn
 import lbyl
 from lbyl.statistics.base import Moments
 from lbyl.statistics.gather import run_passes
-from lbyl.statistics.memory import DAMPING, LIMITS, corrected, recalled
+from lbyl.statistics.memory import corrected, nearest_with_diagonal, recalled
 from lbyl.statistics.sources import procedural
 
 
@@ -36,6 +36,8 @@ def test_agreeing_moments_stay_as_they_are() -> None:
 
 def test_output_gets_the_remembered_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lbyl.statistics.memory.DAMPING", 1e-12)
+    monkeypatch.setattr("lbyl.statistics.memory.SMOOTHING", 0.0)
+    monkeypatch.setattr("lbyl.statistics.memory.STEPS", 12)
     moments, weight = random_moments(12), random_weight(5, 12)
     was = ((weight @ moments.covariance) * weight).sum(1)
     mean, variance = torch.arange(5).double(), was * torch.tensor([0.5, 1.0, 2.0, 0.8, 1.3])
@@ -60,14 +62,37 @@ def test_what_the_output_does_not_tell_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("outputs", [3, 8, 40])
-def test_covariance_stays_positive_and_corrections_are_bounded(outputs: int) -> None:
+def test_covariance_stays_positive_and_comes_nearer(outputs: int) -> None:
     moments, weight = random_moments(8), random_weight(outputs, 8)
     was = ((weight @ moments.covariance) * weight).sum(1)
-    wild = was * torch.logspace(-6, 6, outputs, dtype=torch.float64)
-    found = corrected(moments, weight, torch.zeros(outputs).double(), wild)
+    wanted = was * torch.linspace(0.5, 2, outputs, dtype=torch.float64)
+    found = corrected(moments, weight, torch.zeros(outputs).double(), wanted)
     now = ((weight @ found.covariance) * weight).sum(1)
     assert torch.linalg.eigvalsh(found.covariance).min() > -1e-9
-    assert (now <= was * LIMITS[1] * (1 + 10 * DAMPING)).all()
+    assert (now / wanted).log().square().mean() < (was / wanted).log().square().mean()
+
+
+def test_contradictory_memories_do_no_harm() -> None:
+    """Two equal outputs that remember variances a million apart."""
+    moments = random_moments(6)
+    weight = random_weight(1, 6).repeat(2, 1)
+    found = corrected(moments, weight, torch.zeros(2).double(), torch.tensor([1e-3, 1e3]).double())
+    assert torch.isfinite(found.covariance).all()
+    assert torch.linalg.eigvalsh(found.covariance).min() > -1e-9
+
+
+def test_least_change_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No covariance with the same diagonal is nearer: the gradient vanishes off the diagonal."""
+    monkeypatch.setattr("lbyl.statistics.memory.SMOOTHING", 0.0)
+    monkeypatch.setattr("lbyl.statistics.memory.STEPS", 12)
+    matrix = random_moments(6).covariance
+    diagonal = matrix.diagonal() * torch.tensor([0.6, 1.0, 1.5, 0.9, 2.0, 1.1])
+    found = nearest_with_diagonal(matrix, diagonal)
+    torch.testing.assert_close(found.diagonal(), diagonal)
+    # KL(N(0, found) ‖ N(0, matrix)) has the gradient (matrix⁻¹ − found⁻¹)/2 in `found`.
+    gradient = torch.linalg.inv(matrix) - torch.linalg.inv(found)
+    rest = gradient - torch.diag(gradient.diagonal())
+    assert rest.abs().max() < 1e-8
 
 
 def test_dead_outputs_teach_nothing() -> None:
