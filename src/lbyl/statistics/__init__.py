@@ -48,8 +48,9 @@ def collect(
         if images == "inversion":
             passes = inverted(model, passes, progress)
     found = run_passes(model, graph, passes, taps=taps, seed=seed, progress=progress)
-    # A user's own inputs speak for themselves; made-up ones yield to what the network remembers.
-    return found if calibration is not None else recalled(model, graph, found)
+    # A user's own inputs speak for themselves, and inverted ones agree with the network's memory
+    # already; procedural ones yield to it.
+    return recalled(model, graph, found) if passes.batch_statistics else found
 
 
 def _check_options(images: int | str | None, taps: str) -> None:
