@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from harness import load_data, load_network, print_table, save_results
+from harness import environment, load_data, load_network, print_table, save_results
 from lbyl import zoo
+from lbyl.io import read_json
 from lbyl.statistics.analytic import analytic_statistics
 
 # The layers that published tables prune: convolutions of VGG, inner ones of residual blocks,
@@ -215,15 +216,16 @@ def main() -> None:
     limit = 1000 if options.small else options.limit
     results: dict[str, Any] = {}
     for path in options.merge or []:
-        from lbyl.io import read_json
-
-        results |= read_json(path)["networks"]
+        earlier = read_json(path)
+        for name, found in earlier["networks"].items():
+            results[name] = {"environment": earlier["environment"], **found}
     for name in filter(None, names):
         bench = prepare(name, options.device, limit)
         base = bench.accuracy(bench.model)
         columns = options.columns.split(";") if options.columns else COLUMNS
         rows = measure(bench, columns, results.get(name, {}).get("rows", []))
         results[name] = {
+            "environment": environment(),
             "base": base,
             "images": sum(len(y) for _, y in bench.batches),
             "rows": rows,
