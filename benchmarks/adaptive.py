@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-import published
+import paper
 from harness import print_table, save_results
 from lbyl.statistics import Statistics
 from restoration import Bench, prepare
@@ -29,7 +29,7 @@ STEP, MOST = 0.1, 0.5
 METHODS: dict[str, Any] = {
     "none": "none",
     "neuron-merging": lbyl.NeuronMerging(variant="released"),
-    "lbyl": lbyl.LBYL(*published.LAMBDAS["resnet50_cifar100"]["l2"][2], variant="released"),
+    "lbyl": lbyl.LBYL(*paper.LAMBDAS["resnet50_cifar100"]["l2"][2], variant="released"),
     "echo": "echo",
 }
 
@@ -95,9 +95,9 @@ def show(network: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         line = [row["threshold"], row["WARE"], row["method"], row["accuracy"]]
         line += [row["parameters"] / 1e6, row["macs"] / 1e9]
-        printed = published.ADAPTIVE[row["threshold"]].get(row["method"])
-        paper = printed if network == "resnet50_cifar100" else None
-        table.append([*line, *(paper or (None, None, None))])
+        printed = paper.ADAPTIVE[row["threshold"]].get(row["method"])
+        beside = printed if network == "resnet50_cifar100" else None
+        table.append([*line, *(beside or (None, None, None))])
     columns = ["threshold", "WARE from", "method", "accuracy", "M params", "GMACs"]
     columns += ["paper: accuracy", "M params", "GMACs"]
     print_table(f"{network}, global adaptive pruning", columns, table)

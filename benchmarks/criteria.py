@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import lbyl
-import published
+import paper
 from harness import RESULTS, print_table, save_results
 from jobs import Ledger, chosen, run_parallel
 from lbyl.estimate import moment_ware
@@ -44,8 +44,8 @@ def methods(network: str, criterion: str, ratio: float) -> Iterator[tuple[str, A
     if criterion == "own":
         yield from ((name, name, "procedural") for name in CHOOSING)
         return
-    lambdas = _cell(published.LAMBDAS, network, criterion, ratio) or OTHERWISE
-    threshold, balance = _cell(published.MERGING, network, criterion, ratio) or (0.1, 0.85)
+    lambdas = _cell(paper.LAMBDAS, network, criterion, ratio) or OTHERWISE
+    threshold, balance = _cell(paper.MERGING, network, criterion, ratio) or (0.1, 0.85)
     yield "none", "none", "procedural"
     yield "neuron-merging", lbyl.NeuronMerging(balance, threshold, "released"), "procedural"
     yield "one-to-one", "one-to-one", "procedural"
@@ -58,7 +58,7 @@ def methods(network: str, criterion: str, ratio: float) -> Iterator[tuple[str, A
 
 def _cell(table: Any, network: str, criterion: str, ratio: float) -> Any:
     cells = table.get(network, {}).get(criterion)
-    return cells[published.RATIOS.index(ratio)] if cells and ratio in published.RATIOS else None
+    return cells[paper.RATIOS.index(ratio)] if cells and ratio in paper.RATIOS else None
 
 
 def settings(networks: list[str]) -> list[str]:
@@ -66,7 +66,7 @@ def settings(networks: list[str]) -> list[str]:
     found = [
         f"{network}/{criterion}"
         for network in networks
-        for criterion in ("own", *CRITERIA.get(network, (*PLAIN, *published.RANDOM)))
+        for criterion in ("own", *CRITERIA.get(network, (*PLAIN, *paper.RANDOM)))
     ]
     return sorted(found, key=lambda key: "resnet50" not in key)
 
@@ -76,7 +76,7 @@ def measure(
 ) -> dict[str, Any]:
     """All ratios of one criterion, ratio → column → figures, on top of `earlier` ones."""
     rows: dict[str, Any] = {}
-    for ratio in RATIOS.get(bench.name, published.RATIOS):
+    for ratio in RATIOS.get(bench.name, paper.RATIOS):
         cells = dict(earlier.get(f"{ratio:g}", {}))
         for column, method, source in methods(bench.name, criterion, ratio):
             if column not in columns:
@@ -151,9 +151,7 @@ def table(runs: dict[str, Any], network: str) -> dict[str, dict[str, Any]]:
     """Line → column → accuracy; the random runs as their mean, as in the paper."""
     lines: dict[str, dict[str, Any]] = {}
     for criterion in (*PLAIN, "random"):
-        keys = [
-            f"{network}/{c}" for c in (published.RANDOM if criterion == "random" else [criterion])
-        ]
+        keys = [f"{network}/{c}" for c in (paper.RANDOM if criterion == "random" else [criterion])]
         parts = [runs[key] for key in keys if key in runs]
         if len(parts) < len(keys):
             continue
@@ -170,8 +168,8 @@ def table(runs: dict[str, Any], network: str) -> dict[str, dict[str, Any]]:
 
 def _printed(network: str, criterion: str, ratio: str) -> dict[str, float]:
     """What the paper has for this line."""
-    figures = published.ACCURACY.get(network, {}).get(criterion, {})
-    place = RATIOS.get(network, published.RATIOS).index(float(ratio))
+    figures = paper.ACCURACY.get(network, {}).get(criterion, {})
+    place = RATIOS.get(network, paper.RATIOS).index(float(ratio))
     return {f"paper: {m}": v[place] for m, v in figures.items() if place < len(v)}
 
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-import published
+import paper
 import retraining_report as report
 from adaptive import adaptive_ratios
 from harness import RESULTS, load_data, load_network, save_results
@@ -45,7 +45,7 @@ from padding import padded
 from restoration import LAYERS
 
 # The paper's λ₁ and λ₂ for ResNet-50/CIFAR-100 with L2, by ratio.
-LAMBDAS = dict(zip(published.RATIOS, published.LAMBDAS["resnet50_cifar100"]["l2"]))
+LAMBDAS = dict(zip(paper.RATIOS, paper.LAMBDAS["resnet50_cifar100"]["l2"]))
 RESTORED = ("none", "neuron-merging", "coreset", "lbyl", "echo")
 TRANSFERRED = ("original", "none", "neuron-merging", "lbyl", "echo")
 DATAFREE = ("echo", "none + tenth", "echo + tenth", "none + synthetic", "echo + synthetic")

@@ -324,5 +324,5 @@ def _boxes(image: Tensor) -> dict[str, Tensor]:
     boxes = torch.tensor([[8.0, 8.0, 72.0, 96.0], [40.0, 24.0, 120.0, 88.0]]).to(image)
     masks = torch.zeros(2, *image.shape[1:], dtype=torch.uint8)
     masks[:, 30:80, 45:70] = 1
-    points = torch.cat([torch.full((2, 17, 2), 60.0), torch.ones(2, 17, 1)], dim=2).to(image)
+    points = torch.cat([torch.full((2, 17, 2), 60.0), torch.ones(2, 17, 1)], dim=2)
     return {"boxes": boxes, "labels": torch.ones(2).long(), "masks": masks, "keypoints": points}

@@ -141,7 +141,7 @@ def test_residual_streams_can_be_cut_too(method: str) -> None:
 
 def test_defaults_are_three_tenths_by_l2_with_echo() -> None:
     result = lbyl.compress(build("chain"), example("chain"), images=32)
-    assert (result.method, result.criterion, result.repair) == ("echo", "l2", "mean+variance")
+    assert (result.method, result.criterion, result.repair) == ("echo", "l2", "network")
     assert len(result.plan.kept["0"]) == 7
 
 

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 import lbyl
 from lbyl.plan import Plan
 from lbyl.repair import REPAIRS, VARIANCE_LIMITS, Shift, repaired
+from lbyl.statistics.recalibrate import FEWER, batch_moments
+from lbyl.statistics.sources import fewer
+from lbyl.surgery import surviving_indices, tensors
 from lbyl.unit import Consumer
 from networks import build, consumer_samples, example
 
@@ -108,3 +111,35 @@ def test_every_known_repair_runs(repair: str) -> None:
     model, x = build("chain", 1), example("chain")
     result = lbyl.compress(model, x, 0.5, repair=repair, images=32)
     assert result.repair == repair and bool(result.model(x).isfinite().all())
+
+
+def test_network_repair_goes_half_the_way_of_a_second_pass() -> None:
+    model, x = build("chain", 1), example("chain", 4)
+    graph = lbyl.trace(model, x)
+    statistics = lbyl.collect(model, x, graph=graph, images=64)
+    given = {"graph": graph, "statistics": statistics}
+    layers = lbyl.compress(model, x, 0.5, repair="mean+variance", **given)
+    whole = lbyl.compress(model, x, 0.5, repair="network", **given)
+    indices = surviving_indices(graph, layers.plan.kept)
+    passes = fewer(model, x, FEWER, seed=0)
+    old, new = batch_moments(model, passes), batch_moments(layers.model, passes)
+    before, held, found = (tensors(m) for m in (model, layers.model, whole.model))
+    for norm in graph.norms:
+        keep = indices.get((norm.mean, 0), torch.arange(len(before[norm.mean])))
+        moved = before[norm.mean][keep] + new[norm.mean][0] - old[norm.mean][0][keep]
+        expected = (held[norm.mean] + moved) / 2
+        torch.testing.assert_close(found[norm.mean].double(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(held["3.weight"], found["3.weight"])
+
+
+def test_network_repair_needs_no_data_and_changes_nothing_where_nothing_went() -> None:
+    model, x = build("chain", 1), example("chain", 4)
+    slim = lbyl.compress(model, x, 0.0, repair="network").model
+    assert torch.equal(slim(x), model(x))
+    # With a user's own inputs there is nothing procedural to run: repaired by layer, as before.
+    data = example("chain", 40)
+    by_layer, network = (
+        lbyl.compress(model, x, 0.5, calibration=data, repair=r).model(x)
+        for r in ("mean+variance", "network")
+    )
+    assert torch.equal(by_layer, network)

@@ -23,8 +23,10 @@ from lbyl.restore import Method, methods
 from lbyl.result import Result, Row, Size
 from lbyl.statistics import Statistics, collect
 from lbyl.statistics.analytic import analytic_statistics
+from lbyl.statistics.recalibrate import FEWER, recalibrate
 from lbyl.statistics.sequential import fit_sequentially
 from lbyl.statistics.sources import calibration as calibration_passes
+from lbyl.statistics.sources import fewer
 from lbyl.surgery import surviving_indices
 from lbyl.trace import check_model, trace
 from lbyl.unit import Graph
@@ -105,6 +107,8 @@ def compress(
     done = restore(model, graph, plan, how, statistics, mend, progress)
     if sequential:
         fit_in_order(model, done.model, graph, plan, calibration)
+    elif mend == "network" and statistics is not None and statistics.source == "procedural":
+        settle(model, done.model, example_inputs, graph, plan, seed)
     clock.lap("restore")
     sizes = Size.of(model, graph), Size.of(done.model, graph)
     rows, names = tuple(_rows(plan, done)), (how.name, chosen.name, mend)
@@ -141,6 +145,16 @@ def fit_in_order(
         raise LbylError("sequential=True needs calibration inputs that are single tensors")
     indices = surviving_indices(graph, plan.kept)
     fit_sequentially(model, slim, graph, indices, torch.cat(batches))
+
+
+def settle(
+    model: nn.Module, slim: nn.Module, example_inputs: Inputs, graph: Graph, plan: Plan, seed: int
+) -> None:
+    """Run both networks once more for what repairs by layer cannot know (slim is changed)."""
+    indices = surviving_indices(graph, plan.kept)
+    if graph.norms and indices:
+        passes = fewer(model, example_inputs, FEWER, seed=seed)
+        recalibrate(model, slim, graph, indices, passes)
 
 
 class Clock:

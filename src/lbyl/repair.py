@@ -1,7 +1,8 @@
 """Putting a consumer's output back to the mean and variance it had before pruning.
 
 A step of its own, good for every method. The mean goes into the running mean of the BatchNorm
-behind the consumer, or into the consumer's bias; the variance into the running variance.
+behind the consumer, or into the consumer's bias; the variance into the running variance. "network"
+does the same and then lets both networks run once more (`lbyl.statistics.recalibrate`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from lbyl.exceptions import LbylError
 from lbyl.statistics.base import Moments
 from lbyl.unit import Consumer
 
-REPAIRS = ("mean+variance", "mean", "none")
+REPAIRS = ("network", "mean+variance", "mean", "none")
 VARIANCE_LIMITS = (0.05, 4.0)  # a repair beyond these is an artefact of the images
 
 
@@ -63,7 +64,7 @@ def repaired(
     if norm is not None:
         mean = state[norm.mean].detach().double()
         values = {norm.mean: mean + shift.mean.to(mean)}
-        if repair == "mean+variance":
+        if repair in ("network", "mean+variance"):
             var = state[norm.var].detach().double()
             # BatchNorm divides by var + eps, so that sum is what must scale.
             values[norm.var] = ((var + norm.eps) * shift.variance.to(var) - norm.eps).clamp(min=0)

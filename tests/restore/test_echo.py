@@ -10,6 +10,8 @@ from torch import Tensor
 
 import lbyl
 from lbyl.plan import Plan
+from lbyl.statistics.gather import run_passes
+from lbyl.statistics.sources import procedural
 from networks import build, consumer_samples, example
 
 # network, unit, the layer that reads it, kept channels
@@ -74,7 +76,8 @@ def test_procedural_images_with_batch_statistics_give_the_same_fit() -> None:
     graph = lbyl.trace(model, x)
     kept = [0, 1, 2, 5]
     plan = Plan({"0": torch.tensor(kept)}, {"0": 10})
-    result = lbyl.compress(model, x, plan=plan, graph=graph, images=64, seed=5)
+    measured = run_passes(model, graph, procedural(model, x, count=64, seed=5), seed=5)
+    result = lbyl.compress(model, x, plan=plan, graph=graph, statistics=measured)
     images = lbyl.statistics.procedural_images(64, (3, 8, 8), seed=5).double()
     twin = build("chain", 12).double().train()
     samples, _ = consumer_samples(twin, "3", images)

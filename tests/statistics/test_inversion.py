@@ -49,7 +49,7 @@ def test_recalibration_moves_batchnorm_by_what_changed() -> None:
     passes = procedural(model, x, count=64)
     result = lbyl.compress(model, x, 0.5, method="none", graph=graph)
     indices = surviving_indices(graph, result.plan.kept)
-    recalibrate(model, result.model, graph, indices, passes)
+    recalibrate(model, result.model, graph, indices, passes, share=1)
     before, after = batch_moments(model, passes), batch_moments(result.model, passes)
     old, new = tensors(model), tensors(result.model)
     for norm in graph.norms:

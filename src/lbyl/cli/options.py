@@ -116,7 +116,8 @@ MethodOption = Annotated[
     _method("--option", metavar="KEY=VALUE", help="Its setting, as lambda1=1e-5 (repeatable)."),
 ]
 Repair = Annotated[
-    str | None, _method(metavar="NAME", help="mean+variance, mean or none; else the method's own.")
+    str | None,
+    _method(metavar="NAME", help="network, mean+variance, mean or none; else as the method does."),
 ]
 Device = Annotated[str, _machine(metavar="NAME", help="cpu, cuda, cuda:1, mps or auto.")]
 Threads = Annotated[int | None, _machine(metavar="N", min=1, help="CPU threads; else all.")]

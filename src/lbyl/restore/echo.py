@@ -29,7 +29,7 @@ class Echo(Method):
 
     ridge: float = RIDGE
     needs_statistics: ClassVar[bool] = True
-    default_repair: ClassVar[str] = "mean+variance"
+    default_repair: ClassVar[str] = "network"
 
     def __post_init__(self) -> None:
         if self.ridge < 0:

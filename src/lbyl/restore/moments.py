@@ -22,3 +22,4 @@ class AnalyticMoments(Echo):
     """
 
     statistics_source: ClassVar[str] = "analytic"
+    default_repair: ClassVar[str] = "mean+variance"  # "network" would run images

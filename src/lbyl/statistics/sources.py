@@ -58,6 +58,13 @@ def procedural(
     return Passes(batches, len(batches), True, "procedural", seconds)
 
 
+def fewer(model: nn.Module, example_inputs: Inputs, divisor: int, *, seed: int) -> Passes:
+    """Procedural inputs that a collection with this seed has not seen, a fraction as many."""
+    first = next(x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor))
+    total = LISTED if _takes_lists(example_inputs) else image_count(tuple(first.shape[1:]))
+    return procedural(model, example_inputs, count=max(8, total // divisor), seed=seed + 1)
+
+
 LISTED = 32  # images for detectors, which make them large
 LISTED_BATCH = 4
 
