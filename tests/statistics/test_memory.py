@@ -9,7 +9,7 @@ from torch import nn
 import lbyl
 from lbyl.statistics.base import Moments
 from lbyl.statistics.gather import run_passes
-from lbyl.statistics.memory import corrected, nearest_with_diagonal, recalled
+from lbyl.statistics.memory import corrected, recalled, with_diagonal
 from lbyl.statistics.sources import procedural
 
 
@@ -61,6 +61,18 @@ def test_what_the_output_does_not_tell_is_left_alone() -> None:
     )
 
 
+def test_both_ways_of_solving_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many outputs as inputs may be solved in terms of either."""
+    monkeypatch.setattr("lbyl.statistics.memory.DAMPING", 1e-12)
+    moments, weight = random_moments(6), random_weight(6, 6)
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    wanted = was * torch.linspace(0.8, 1.25, 6, dtype=torch.float64)
+    first = corrected(moments, weight, torch.zeros(6).double(), wanted).covariance
+    inner = torch.linalg.cholesky(moments.covariance)
+    second = with_diagonal(inner, weight @ inner, wanted)
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("outputs", [3, 8, 40])
 def test_covariance_stays_positive_and_comes_nearer(outputs: int) -> None:
     moments, weight = random_moments(8), random_weight(outputs, 8)
@@ -87,7 +99,8 @@ def test_least_change_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lbyl.statistics.memory.STEPS", 12)
     matrix = random_moments(6).covariance
     diagonal = matrix.diagonal() * torch.tensor([0.6, 1.0, 1.5, 0.9, 2.0, 1.1])
-    found = nearest_with_diagonal(matrix, diagonal)
+    root = torch.linalg.cholesky(matrix)
+    found = with_diagonal(root, root, diagonal)
     torch.testing.assert_close(found.diagonal(), diagonal)
     # KL(N(0, found) ‖ N(0, matrix)) has the gradient (matrix⁻¹ − found⁻¹)/2 in `found`.
     gradient = torch.linalg.inv(matrix) - torch.linalg.inv(found)

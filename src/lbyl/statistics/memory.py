@@ -54,7 +54,8 @@ def corrected(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) 
 
     Jeffrey's rule for Gaussians: x given y = W x stays as it is while y's moments are replaced.
     """
-    across = moments.covariance.to(weight) @ weight.T  # (features, outputs)
+    old = moments.covariance.to(weight)
+    across = old @ weight.T  # (features, outputs)
     shown = weight @ across
     spread = shown.diagonal().clone()
     if not bool(spread.mean() > 0):  # nothing reaches the outputs: nothing to learn from
@@ -63,12 +64,18 @@ def corrected(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) 
     shown.diagonal().add_(noise)
     known = spread > 1e-6 * spread.mean()
     ratio = torch.where(known, variance / spread.clamp(min=1e-300), 1.0).clamp(*LIMITS)
-    wanted = nearest_with_diagonal(shown, spread * ratio + noise)
-    # Regression of inputs on outputs.
-    regression = torch.cholesky_solve(across.T, torch.linalg.cholesky(shown)).T
-    old = moments.mean.flatten().to(weight)
-    covariance = moments.covariance.to(weight) + regression @ (wanted - shown) @ regression.T
-    centre = old + regression @ (mean - weight @ old)
+    wanted = spread * ratio + noise
+    root = torch.linalg.cholesky(shown)
+    regression = torch.cholesky_solve(across.T, root).T  # of inputs on outputs
+    if weight.shape[0] <= weight.shape[1]:
+        change = regression @ (with_diagonal(root, root, wanted) - shown) @ regression.T
+        covariance = old + change
+    else:  # fewer inputs than outputs: the same in terms of inputs, which is cheaper
+        eye = torch.eye(len(old), dtype=old.dtype, device=old.device)
+        inner = torch.linalg.cholesky(old + 1e-6 * old.diagonal().mean() * eye)
+        covariance = with_diagonal(inner, weight @ inner, spread * ratio)
+    centre = moments.mean.flatten().to(weight)
+    centre = centre + regression @ (mean - weight @ centre)
     return dataclasses.replace(
         moments,
         mean=centre.reshape(moments.mean.shape),
@@ -76,36 +83,43 @@ def corrected(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) 
     )
 
 
-def nearest_with_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
-    """The covariance with about this diagonal that is least changed, by Kullback and Leibler.
+def with_diagonal(inner: Tensor, root: Tensor, diagonal: Tensor) -> Tensor:
+    """`inner innerᵀ` changed least, by Kullback and Leibler, so that `root rootᵀ` has a diagonal.
 
-    It is (matrix⁻¹ + Λ)⁻¹ with a diagonal Λ; a few Newton steps find that. Where outputs outnumber
-    inputs no Λ serves all of them, and the smoothed Newton step serves them on average.
+    The answer is inner (I + rootᵀ Λ root)⁻¹ innerᵀ with a diagonal Λ that a few Newton steps find.
+    Where more is wanted than can be had, the smoothed steps serve all outputs on average, and each
+    is taken only as far as the diagonal comes nearer.
     """
-    scale = matrix.diagonal().rsqrt()
-    unit = matrix * torch.outer(scale, scale)
-    wanted = diagonal * scale.square()
-    eye = torch.eye(len(scale), dtype=matrix.dtype, device=matrix.device)
-    shift, found = torch.zeros_like(scale), unit
+    scale = root.square().sum(1).rsqrt()
+    unit, wanted = root * scale[:, None], diagonal * scale.square()
+    eye = torch.eye(root.shape[1], dtype=root.dtype, device=root.device)
+    smooth = SMOOTHING * torch.eye(len(scale), dtype=root.dtype, device=root.device)
+    shift, factor, half = torch.zeros_like(scale), eye, unit.T
+    now = half.square().sum(0)
+    misfit = _misfit(now, wanted)
     for _ in range(STEPS):
-        now = found.diagonal()
         # Newton on the reciprocals, in which one output alone is solved by a single step.
         gap = (now * (now - wanted) / wanted)[:, None]
-        curvature = torch.linalg.cholesky(found.square() + SMOOTHING * eye)
+        curvature = torch.linalg.cholesky((half.T @ half).square() + smooth)
         step = torch.cholesky_solve(gap, curvature)[:, 0]
         for _ in range(HALVINGS):
-            tried = torch.linalg.solve(eye + unit * (shift + step), unit)
-            if _misfit(tried, wanted) < _misfit(found, wanted):
-                break
+            tried, failed = torch.linalg.cholesky_ex(
+                eye + unit.T @ ((shift + step)[:, None] * unit)
+            )
+            if not int(failed):
+                new_half = torch.linalg.solve_triangular(tried, unit.T, upper=False)
+                new_now = new_half.square().sum(0)
+                new_misfit = _misfit(new_now, wanted)
+                if new_misfit < misfit:
+                    break
             step = step / 2
         else:  # no step of a sensible length helps: the outputs contradict each other
             break
-        shift, found = shift + step, (tried + tried.T) / 2
-    return found / torch.outer(scale, scale)
+        shift, factor, half = shift + step, tried, new_half
+        now, misfit = new_now, new_misfit
+    answer = torch.linalg.solve_triangular(factor, inner.T, upper=False)
+    return answer.T @ answer
 
 
-def _misfit(matrix: Tensor, diagonal: Tensor) -> float:
-    """How far the diagonal is from the wanted one; infinite where `matrix` is no covariance."""
-    if int(torch.linalg.cholesky_ex((matrix + matrix.T) / 2)[1]):
-        return torch.inf
-    return float((matrix.diagonal() / diagonal).log().square().sum())
+def _misfit(found: Tensor, wanted: Tensor) -> float:
+    return float((found / wanted).log().square().sum())
