@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,10 @@ def shared() -> Path:
     if not (path / "models").is_dir():
         pytest.skip(f"no models and data at {path} (set LBYL_SHARED)")
     return path
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts of benchmarks/ can be imported as they import each other."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    sys.modules.pop("harness", None)  # it reads its folders when imported

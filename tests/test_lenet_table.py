@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,8 @@ TABLE = {
 }
 
 
-def test_all_36_cells(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    sys.modules.pop("harness", None)
+@pytest.mark.usefixtures("benchmarks")
+def test_all_36_cells(shared: Path) -> None:
     import harness
     import lenet_fashionmnist as benchmark
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,7 @@ from lbyl.train import TrainConfig, train
 pytest.importorskip("accelerate")
 
 
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    sys.modules.pop("harness", None)
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def slim_digits() -> nn.Module:

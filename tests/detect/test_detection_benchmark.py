@@ -22,9 +22,7 @@ pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    sys.modules.pop("harness", None)
+def benchmark(benchmarks: None) -> Any:
     import detection
 
     return detection

@@ -1,0 +1,91 @@
+"""What the large tables and global adaptive pruning rest on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import lbyl
+from lbyl import zoo
+
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+
+def cells(**accuracy: float) -> dict[str, Any]:
+    return {
+        name.replace("_", "-"): {"accuracy": a, "re": -a, "be": 0.0, "ware": -a, "real ware": -a}
+        for name, a in accuracy.items()
+    }
+
+
+def test_rank_correlation() -> None:
+    from criteria import spearman
+
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    # Ties share their mean rank: ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4.
+    assert spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9487, abs=1e-4)
+
+
+def test_random_runs_are_shown_as_their_mean_beside_the_paper() -> None:
+    from criteria import table
+
+    runs = {f"vgg16_cifar10/random-{i}": {"0.1": cells(none=50.0 + i)} for i in (1, 2, 3)}
+    runs["vgg16_cifar10/own"] = {"0.1": cells(fold=7.0)}
+    line = table(runs, "vgg16_cifar10")["random 10 %"]
+    assert line["none"] == pytest.approx(52) and line["fold"] == 7.0
+    assert line["paper: lbyl"] == 88.05
+    del runs["vgg16_cifar10/random-2"]
+    assert not table(runs, "vgg16_cifar10")  # no mean of what is not there
+
+
+def test_a_perfect_guess_correlates_perfectly() -> None:
+    from criteria import correlations
+
+    runs = {"n/l2": {"0.1": cells(none=50.0, echo=70.0), "0.3": cells(none=20.0, echo=60.0)}}
+    found = correlations(runs, "n")
+    assert found.pop("settings") == 4
+    assert all(value == pytest.approx(1) for value in found.values())
+
+
+def test_hyperparameters_are_those_of_the_cell() -> None:
+    from criteria import methods
+
+    found = {name: how for name, how, _ in methods("resnet50_cifar100", "random-2", 0.4)}
+    assert (found["lbyl"].lambda1, found["lbyl"].lambda2) == (8e-6, 7e-4)
+    merging = found["neuron-merging"]
+    assert (merging.threshold, merging.balance, merging.variant) == (0.4, 0.9, "released")
+    plain = {name: how for name, how, _ in methods("resnet50_cifar100", "l2", 0.4)}
+    assert (plain["neuron-merging"].threshold, plain["neuron-merging"].balance) == (0.1, 0.85)
+
+
+def test_ratios_grow_while_the_error_allows() -> None:
+    from adaptive import MOST, adaptive_ratios
+
+    model, example = zoo.create("digits", "shipped"), torch.zeros(1, 1, 8, 8)
+    graph = lbyl.trace(model, example)
+    network = SimpleNamespace(model=model, example=example, graph=graph)
+    statistics = lbyl.collect(model, example, graph=graph, images=64)
+    strict, loose, none = (
+        adaptive_ratios(network, "echo", threshold, statistics) for threshold in (0.05, 0.3, 0.0)
+    )
+    assert set(none.values()) == {0.0}
+    assert all(strict[name] <= loose[name] <= MOST for name in graph.names)
+    assert sum(loose.values()) > sum(strict.values())
+    # The chosen ratios keep the promise, and the next step would break it.
+    rows = lbyl.estimate(
+        model,
+        example,
+        (0.1, 0.2, 0.3, 0.4, 0.5),
+        methods=("echo",),
+        graph=graph,
+        statistics=statistics,
+    ).rows
+    for row in rows:
+        if row.ratio == loose[row.unit]:
+            assert row.ware <= 0.3
+        if row.ratio == pytest.approx(loose[row.unit] + 0.1):
+            assert row.ware > 0.3
