@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import lbyl
 import paper
-from harness import print_table, save_results
+from harness import print_table, pyplot, save_results
 from lbyl.statistics import Statistics
 from restoration import Bench, prepare
 
@@ -105,12 +105,8 @@ def show(network: str, rows: list[dict[str, Any]]) -> None:
 
 def plot(network: str, base: float, rows: list[dict[str, Any]]) -> Any:
     """Accuracy against multiply–accumulates; None without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return None
     figure, panel = plt.subplots(figsize=(6, 4))
     for name in METHODS:

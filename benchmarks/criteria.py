@@ -21,7 +21,7 @@ import torch
 
 import lbyl
 import paper
-from harness import RESULTS, print_table, save_results
+from harness import RESULTS, print_table, pyplot, save_figure, save_results
 from jobs import Ledger, chosen, run_parallel
 from lbyl.estimate import moment_ware
 from lbyl.weights import unit_weights
@@ -188,12 +188,8 @@ def show(runs: dict[str, Any], networks: list[str]) -> None:
 
 def plot(runs: dict[str, Any], networks: list[str]) -> Any:
     """Accuracy against ratio, a row of panels per network, a panel per criterion."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return None
     wide = ("l2", "l2-gm", "l1", "random")
     shown = [n for n in networks if table(runs, n)]
@@ -219,6 +215,34 @@ def plot(runs: dict[str, Any], networks: list[str]) -> Any:
             panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy, %")
     panels[0][0].legend(fontsize=6)
+    figure.tight_layout()
+    return figure
+
+
+def summary(runs: dict[str, Any], networks: list[str]) -> Any:
+    """L2 alone, every method, a panel per network: the picture of the whole."""
+    plt = pyplot()
+    shown = [n for n in networks if table(runs, n)]
+    if plt is None or not shown:
+        return None
+    figure, panels = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.8), squeeze=False)
+    for network, panel in zip(shown, panels[0]):
+        lines = {k: v for k, v in table(runs, network).items() if k.startswith("l2 ")}
+        ratios = [float(line.split()[1]) for line in lines]
+        for column in COLUMNS:
+            values = [cells.get(column) for cells in lines.values()]
+            if None in values:
+                continue
+            data = column == "echo, real images"
+            style = {"ls": "--", "color": "black", "lw": 1.2} if data else {"lw": 1.4}
+            panel.plot(ratios, values, marker="o", ms=3, label=column, **style)
+            if column == "echo":
+                panel.lines[-1].set(linewidth=3.2, zorder=5)
+        panel.set_title(network.replace("_", " "), fontsize=10)
+        panel.set_xlabel("filters removed by L2, %")
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("accuracy, % (nothing trained)")
+    panels[0][0].legend(fontsize=7)
     figure.tight_layout()
     return figure
 
@@ -270,7 +294,11 @@ def main() -> None:
     kept["correlations"] = {
         n: correlations(ledger.found, n) for n in known if table(ledger.found, n)
     }
-    print("kept in", save_results(name, kept, plot(ledger.found, known), options.results))
+    kept_in = save_results(name, kept, plot(ledger.found, known), options.results)
+    whole = summary(ledger.found, known)
+    if whole is not None:
+        save_figure(options.results / f"{name}-summary.png", whole)
+    print("kept in", kept_in)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lbyl
-from harness import RESULTS, print_table, save_results
+from harness import RESULTS, print_table, pyplot, save_results
 from lbyl import detect
 from lbyl.detect.coco import find_coco, open_coco
 from lbyl.detect.evaluate import METRICS
@@ -315,12 +315,8 @@ def show(base: dict[str, float], rows: list[dict[str, Any]]) -> None:
 
 def plot(base: dict[str, float], rows: list[dict[str, Any]], title: str) -> Any:
     """AP against ratio, a panel per criterion: ours above, the paper's below."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return None
     figure, panels = plt.subplots(2, len(CRITERIA), figsize=(12, 7), squeeze=False)
     for column, criterion in enumerate(CRITERIA):

@@ -81,9 +81,25 @@ def save_results(name: str, data: Any, figure: Any = None, folder: Path = RESULT
     path = folder / f"{name}.json"
     write_json(path, {"environment": environment(), **data})
     if figure is not None:
-        with whole_file(path.with_suffix(".png")) as temporary:
-            figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
+        save_figure(path.with_suffix(".png"), figure)
     return path
+
+
+def save_figure(path: Path, figure: Any) -> None:
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot for files alone; None where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

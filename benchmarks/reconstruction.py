@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import lbyl
-from harness import load_network, print_table, save_results
+from harness import load_network, print_table, pyplot, save_results
 from restoration import LAYERS
 
 METHODS = (
@@ -26,12 +26,8 @@ PARTS = {"residual": "RE", "bias": "BE", "ware": "WARE", "norm": "mean ‖s‖"}
 
 def plot(found: lbyl.Estimate, network: str, ratio: float) -> Any:
     """A panel per part of the error, a line per method; None without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return None
     figure, panels = plt.subplots(2, 2, figsize=(11, 6.5), sharex=True)
     for panel, (part, title) in zip(panels.flat, PARTS.items()):

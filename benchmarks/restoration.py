@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from harness import environment, load_data, load_network, print_table, save_results
+from harness import environment, load_data, load_network, print_table, pyplot, save_results
 from lbyl import zoo
 from lbyl.io import read_json
 from lbyl.statistics.analytic import analytic_statistics
@@ -176,12 +176,8 @@ def show(name: str, base: float, rows: list[dict[str, Any]]) -> None:
 
 def plot(results: dict[str, Any]) -> Any:
     """Accuracy against ratio, a panel per network; None without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return None
     figure, panels = plt.subplots(1, len(results), figsize=(4.2 * len(results), 3.6), squeeze=False)
     for panel, (name, found) in zip(panels[0], results.items()):

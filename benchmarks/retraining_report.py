@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness import print_table
+from harness import print_table, pyplot
 
 # Initial and final accuracy in the paper; scratch: after 20 (of 80) epochs, and after 80.
 PAPER_FINETUNE: dict[float, dict[str, str]] = {
@@ -121,12 +121,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 def plot(part: str, found: dict[str, Any]) -> Any:
     """The figure of a part; None without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
+    plt = pyplot()
+    if plt is None:
         return None
     return {"finetune": _curves, "transfer": _transfer, "datafree": _times}[part](plt, found)
 
