@@ -242,7 +242,7 @@ def summary(runs: dict[str, Any], networks: list[str]) -> Any:
         panel.set_xlabel("filters removed by L2, %")
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy, % (nothing trained)")
-    panels[0][0].legend(fontsize=7)
+    panels[0][-1].legend(fontsize=7, loc="center right")
     figure.tight_layout()
     return figure
 
