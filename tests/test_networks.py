@@ -170,3 +170,15 @@ def test_large_weights_are_finite_though_their_sum_is_not() -> None:
     assert is_finite(torch.full((3,), 3e38))
     assert not is_finite(torch.tensor([1.0, float("inf"), float("-inf")]))
     assert not is_finite(torch.tensor([1.0, float("nan")]))
+
+
+def test_threads_are_as_before() -> None:
+    torch.set_num_threads(2)
+    try:
+        lbyl.trace(*_made(_vit))
+        assert torch.get_num_threads() == 2
+        with pytest.raises(lbyl.LbylError):
+            lbyl.trace(_vit()[0], torch.zeros(1, 7))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.channels import FIXED, Axis, Flow
-from lbyl.record import DoesNotRun, Inputs, Record
+from lbyl.record import DoesNotRun, Inputs, Record, one_thread
 from lbyl.rules import propagate
 from lbyl.surgery import cut, refit_attributes, sliced, surviving_indices, weightless_copy
 from lbyl.trace import build, follow, without
@@ -50,6 +50,7 @@ def _blamed(
     return _culprits(model, inputs, graph, units, fake) or {unit.name for unit in units}
 
 
+@one_thread()
 def _suspects(graph: Graph, partial: Record) -> list[Unit]:
     """The units whose channels reached the call that failed."""
     flow = propagate(Flow(partial, grouped=_grouped(graph)))
@@ -114,6 +115,7 @@ def trial(unit: Unit) -> Tensor:
     return torch.randperm(unit.channels, generator=generator)[:count].sort().values
 
 
+@one_thread()
 def _different(
     graph: Graph, found: Graph, indices: dict[Axis, Tensor], units: Sequence[Unit]
 ) -> set[str]:

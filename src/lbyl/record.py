@@ -340,6 +340,20 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Without torch's threads: following shapes and labels is thousands of tiny operations.
+
+    Threads gain nothing there, and on a busy machine each would wait for the other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's log of calls that fail on fake tensors: a failure is an answer here."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -371,6 +385,7 @@ def _run(
             model.train()
         if fake:
             stack.enter_context(_quiet())
+            stack.enter_context(one_thread())
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
             stack.enter_context(mode)

@@ -27,7 +27,7 @@ from lbyl.channels import (
     varying,
 )
 from lbyl.leaves import Rule, declare_named, leaf_rule
-from lbyl.record import Call, Ref
+from lbyl.record import Call, Ref, one_thread
 
 RULES: dict[str, Rule] = {}
 
@@ -43,6 +43,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+@one_thread()
 def propagate(flow: Flow) -> Flow:
     """Follow every call of the record; afterwards the flow holds all ties and pins."""
     for call in flow.record.calls:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 from lbyl.channels import Atoms, Axis, Contraction, Flow, Norm, Pinned
 from lbyl.exceptions import LbylError
 from lbyl.patterns import matches
-from lbyl.record import DoesNotRun, Inputs, record
+from lbyl.record import DoesNotRun, Inputs, one_thread, record
 from lbyl.rules import propagate
 from lbyl.surgery import is_finite, weightless_copy
 from lbyl.unit import Consumer, Graph, Producer, Unit
@@ -116,6 +116,7 @@ def without(graph: Graph, dropped: dict[str, str]) -> Graph:
     return replace(graph, units=units, left_alone=alone)
 
 
+@one_thread()
 def build(flow: Flow, streams: bool, least: int = 2) -> Graph:
     """Group the channels that a flow found into units of at least so many."""
     classes = flow.atoms.classes()
