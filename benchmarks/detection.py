@@ -35,6 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lbyl
+import paper
 from harness import RESULTS, print_table, pyplot, save_results
 from lbyl import detect
 from lbyl.detect.coco import find_coco, open_coco
@@ -46,57 +47,6 @@ CRITERIA = ("l2", "l2-gm", "l1")
 COLUMNS = ("none", "neuron-merging", "lbyl", "lbyl, best λ", "echo")
 LAMBDAS = (0.0, 0.05)
 GRID = ((0.0, 1e-3), (0.0, 1e-2), (0.0, 0.2))  # and LAMBDAS
-
-# COCO 2017, SSD on ResNet-50, as the paper prints it: METRICS for each of its ratios.
-PAPER_RATIOS = (0.1, 0.2, 0.3)
-PAPER_BASE = (25.35, 42.75, 26.19, 7.13, 27.31, 40.88)
-PAPER: dict[tuple[str, str], tuple[tuple[float, ...], ...]] = {
-    ("l2", "none"): (
-        (20.7, 37.08, 20.64, 6.38, 22.3, 32.46),
-        (12.69, 24.38, 12.06, 3.8, 15.14, 19.51),
-        (4.33, 9.32, 3.58, 1.52, 6.49, 5.47),
-    ),
-    ("l2", "neuron-merging"): (
-        (22.2, 38.27, 22.53, 6.31, 23.58, 36.02),
-        (15.47, 27.39, 15.37, 3.72, 16.26, 25.53),
-        (5.95, 11.51, 5.59, 1.52, 7.34, 8.73),
-    ),
-    ("l2", "lbyl"): (
-        (22.63, 39.83, 22.85, 6.5, 24.02, 36.37),
-        (17.11, 32.23, 16.39, 5.05, 18.36, 27.66),
-        (8.22, 18.62, 6.15, 2.59, 9.86, 12.8),
-    ),
-    ("l1", "none"): (
-        (20.69, 37.31, 20.68, 6.15, 22.77, 31.96),
-        (10.87, 21.95, 9.78, 3.51, 13.62, 15.82),
-        (2.98, 6.86, 2.12, 1.26, 4.56, 3.63),
-    ),
-    ("l1", "neuron-merging"): (
-        (22.1, 38.16, 22.54, 5.98, 23.27, 35.71),
-        (14.59, 25.6, 14.39, 3.5, 15.6, 23.59),
-        (5.85, 11.57, 5.36, 1.59, 7.07, 7.97),
-    ),
-    ("l1", "lbyl"): (
-        (22.63, 39.66, 22.97, 6.45, 24.11, 36.15),
-        (16.06, 31.18, 15.08, 4.95, 17.28, 25.77),
-        (7.1, 16.73, 4.97, 2.39, 9.07, 10.85),
-    ),
-    ("l2-gm", "none"): (
-        (20.68, 37.09, 20.68, 6.42, 22.3, 32.1),
-        (12.98, 24.78, 12.16, 3.99, 15.2, 20.16),
-        (4.17, 9.15, 3.3, 1.51, 6.21, 5.35),
-    ),
-    ("l2-gm", "neuron-merging"): (
-        (22.11, 38.06, 22.53, 6.18, 23.42, 36.03),
-        (15.58, 27.55, 15.73, 3.96, 16.57, 25.37),
-        (6.14, 11.88, 5.85, 1.49, 7.66, 8.96),
-    ),
-    ("l2-gm", "lbyl"): (
-        (22.88, 39.96, 23.35, 5.59, 24.5, 36.45),
-        (17.87, 33.24, 17.34, 5.31, 19.26, 28.85),
-        (10.36, 21.75, 8.59, 3.17, 11.65, 16.3),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -295,20 +245,20 @@ def best_of(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def published(row: dict[str, Any]) -> dict[str, float] | None:
     """The paper's figures for a row, of its own network and set; it chose its λ too."""
-    found = PAPER.get((row["criterion"], row["method"].removesuffix(", best λ")))
-    if found is None or row["ratio"] not in PAPER_RATIOS:
+    found = paper.DETECTION.get((row["criterion"], row["method"].removesuffix(", best λ")))
+    if found is None or row["ratio"] not in paper.DETECTION_RATIOS:
         return None
-    return dict(zip(METRICS, found[PAPER_RATIOS.index(row["ratio"])]))
+    return dict(zip(METRICS, found[paper.DETECTION_RATIOS.index(row["ratio"])]))
 
 
 def show(base: dict[str, float], rows: list[dict[str, Any]]) -> None:
     """The table: ours and, to the right, the paper's."""
     none = dict.fromkeys(METRICS)
-    table = [["unpruned", *base.values(), *PAPER_BASE]]
+    table = [["unpruned", *base.values(), *paper.DETECTION_BASE]]
     for row in rows:
         name = f"{row['criterion']} {100 * row['ratio']:.0f} % {row['method']}"
-        paper = row["paper"] or none
-        table.append([name, *(row[m] for m in METRICS), *(paper[m] for m in METRICS)])
+        beside = row["paper"] or none
+        table.append([name, *(row[m] for m in METRICS), *(beside[m] for m in METRICS)])
     columns = ["pruned", *METRICS, *(f"{name} (paper)" for name in METRICS)]
     print_table("SSD, backbone pruned; the paper's are SSD/ResNet-50 on COCO 2017", columns, table)
 
@@ -327,13 +277,16 @@ def plot(base: dict[str, float], rows: list[dict[str, Any]], title: str) -> Any:
             points = [(0.0, base["AP"]), *((100 * r["ratio"], r["AP"]) for r in chosen)]
             if chosen:
                 ours.plot(*zip(*points), "o-", label=method, **style)
-            if (criterion, method) in PAPER:
-                levels = [PAPER_BASE[0], *(found[0] for found in PAPER[criterion, method])]
-                shares = [0.0, *(100 * ratio for ratio in PAPER_RATIOS)]
+            if (criterion, method) in paper.DETECTION:
+                levels = [
+                    paper.DETECTION_BASE[0],
+                    *(found[0] for found in paper.DETECTION[criterion, method]),
+                ]
+                shares = [0.0, *(100 * ratio for ratio in paper.DETECTION_RATIOS)]
                 theirs.plot(shares, levels, "s--", label=method, **style)
         ours.set_title(f"criterion {criterion}")
         theirs.set_xlabel("filters removed, %")
-        for panel, best in ((ours, base["AP"]), (theirs, PAPER_BASE[0])):
+        for panel, best in ((ours, base["AP"]), (theirs, paper.DETECTION_BASE[0])):
             panel.grid(alpha=0.3)
             panel.set_ylim(0, 1.08 * max(best, 0.1))
     panels[0][0].set_ylabel(f"AP, {title}")
@@ -409,7 +362,7 @@ def main() -> None:
     content = {
         "setting": {**asdict(setting), "source": source, "images": len(bench.val)},
         "base": found,
-        "paper base": dict(zip(METRICS, PAPER_BASE)),
+        "paper base": dict(zip(METRICS, paper.DETECTION_BASE)),
         "rows": rows,
         "epochs": epochs,
         "seconds": laps.seconds | {name: round(spent, 2) for name, spent in bench.seconds.items()},

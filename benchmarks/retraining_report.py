@@ -5,44 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import paper
 from harness import print_table, pyplot
 
-# Initial and final accuracy in the paper; scratch: after 20 (of 80) epochs, and after 80.
-PAPER_FINETUNE: dict[float, dict[str, str]] = {
-    0.1: {
-        "lbyl": "78.14 → 78.30",
-        "neuron-merging": "77.28 → 77.57",
-        "coreset": "50.28 → 76.55",
-        "none": "75.14 → 77.67",
-        "scratch": "48.22 (80 epochs: 72.07)",
-    },
-    0.3: {
-        "lbyl": "73.29 → 75.99",
-        "neuron-merging": "64.47 → 73.03",
-        "coreset": "17.81 → 71.88",
-        "none": "39.96 → 73.18",
-        "scratch": "46.70 (80 epochs: 72.24)",
-    },
-    0.5: {
-        "lbyl": "52.61 → 71.15",
-        "neuron-merging": "25.98 → 65.03",
-        "coreset": "1.28 → 62.88",
-        "none": "5.22 → 65.72",
-        "scratch": "44.00 (80 epochs: 69.33)",
-    },
-}
-# GMACs, million parameters, accuracy: ResNet-50 from CIFAR-100 to CIFAR-10.
-PAPER_TRANSFER = {
-    "original": (1.31, 23.72, 82.66),
-    "none": (0.95, 20.13, 93.98),
-    "neuron-merging": (0.90, 20.01, 93.88),
-    "lbyl": (0.74, 17.47, 94.05),
-}
-# ResNet-50/ImageNet, 76.1 before: share of MACs left, accuracy, epochs on 0.1 M images.
-PAPER_DATAFREE = (
-    ("DeepInversion + 0.1 M images", 100 * 2.9 / 4.1, 74.9, "≤ 22 + 30"),
-    ("LBYL + 0.1 M images", 100 * 2.9 / 4.1, 70.9, "0 + 1"),
-)
 COLUMNS = ("none", "neuron-merging", "coreset", "lbyl", "echo", "scratch")
 MARKERS = {"": "*", "tenth": "s", "synthetic": "o"}
 COLOURS = dict(zip((*COLUMNS, "original"), "C7 C1 C5 C0 C3 C2 C4".split()))
@@ -58,9 +23,9 @@ def finetune_table(found: dict[str, Any]) -> None:
         runs = {r["method"]: r for r in found["runs"].values() if r["ratio"] == ratio}
         cells = [_change(runs[name]) if name in runs else None for name in COLUMNS]
         rows.append([f"{100 * ratio:.0f} %", *cells])
-        paper = PAPER_FINETUNE.get(ratio, {}) if _published(found) else {}
-        if paper:
-            rows.append(["  paper", *(paper.get(name) for name in COLUMNS)])
+        beside = paper.FINETUNE.get(ratio, {}) if _published(found) else {}
+        if beside:
+            rows.append(["  paper", *(beside.get(name) for name in COLUMNS)])
     epochs = found["parameters"]["epochs"]
     title = f"{found['parameters']['network']}, L2: accuracy before and after {epochs} epochs"
     print_table(title, ["removed", *COLUMNS], rows)
@@ -82,8 +47,8 @@ def transfer_table(found: dict[str, Any]) -> None:
     for name, run in found["runs"].items():
         size = run["size"]
         ours = [size["macs"] / 1e9, size["parameters"] / 1e6, run["source_accuracy"], run["final"]]
-        paper = PAPER_TRANSFER.get(name) if _published(found) else None
-        rows.append([name, *ours, *(paper or (None,) * 3)])
+        beside = paper.TRANSFER.get(name) if _published(found) else None
+        rows.append([name, *ours, *(beside or (None,) * 3)])
     columns = ["start", "GMACs", "M parameters", "accuracy before the transfer", "after"]
     columns += ["paper: GMACs", "M parameters", "accuracy"]
     chosen = found["parameters"]
@@ -109,7 +74,7 @@ def datafree_table(found: dict[str, Any]) -> None:
     print_table(f"{chosen['network']}, {100 * chosen['ratio']:.0f} % by L2", columns, rows)
     title = "the paper: ResNet-50/ImageNet, 76.1 before"
     columns = ["way", "MACs left, %", "accuracy", "epochs of pruning + fine-tuning"]
-    print_table(title, columns, [list(row) for row in PAPER_DATAFREE])
+    print_table(title, columns, [list(row) for row in paper.DATAFREE])
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], None]] = {

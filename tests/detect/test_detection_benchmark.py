@@ -93,7 +93,7 @@ def test_the_papers_table_is_complete(benchmark: Any) -> None:
         assert (paper is None) == (row["method"] == "echo")
         if paper is not None:
             assert tuple(paper) == benchmark.METRICS
-            assert paper["AP75"] < paper["AP50"] < benchmark.PAPER_BASE[1]
+            assert paper["AP75"] < paper["AP50"] < benchmark.paper.DETECTION_BASE[1]
             assert paper["APs"] < paper["APm"]
 
 

@@ -108,6 +108,20 @@ def test_least_change_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rest.abs().max() < 1e-8
 
 
+@pytest.mark.parametrize("outputs", [2, 9])
+def test_covariances_that_rounding_made_indefinite_are_left_alone(outputs: int) -> None:
+    moments = random_moments(4)
+    covariance = moments.covariance - 2 * torch.linalg.eigvalsh(moments.covariance)[1] * torch.eye(
+        4
+    )
+    weight = torch.cat(
+        [1e-9 * random_weight(outputs - 1, 4), torch.linalg.eigh(covariance)[1].T[-1:]]
+    )
+    broken = Moments(moments.mean, covariance)
+    found = corrected(broken, weight, torch.zeros(outputs).double(), torch.ones(outputs).double())
+    assert torch.isfinite(found.covariance).all() and torch.isfinite(found.mean).all()
+
+
 def test_dead_outputs_teach_nothing() -> None:
     moments = random_moments(4)
     found = corrected(moments, torch.zeros(3, 4).double(), torch.ones(3), torch.ones(3))

@@ -64,16 +64,18 @@ def corrected(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) 
     shown.diagonal().add_(noise)
     known = spread > 1e-6 * spread.mean()
     ratio = torch.where(known, variance / spread.clamp(min=1e-300), 1.0).clamp(*LIMITS)
-    wanted = spread * ratio + noise
-    root = torch.linalg.cholesky(shown)
+    root, failed = torch.linalg.cholesky_ex(shown)
+    # Fewer inputs than outputs: the same in terms of inputs, which is cheaper.
+    narrow = weight.shape[0] > weight.shape[1]
+    inner, broken = torch.linalg.cholesky_ex(_lifted(old)) if narrow else (root, failed)
+    if int(failed) or int(broken):  # measured variances drown in rounding: nothing to build on
+        return moments
     regression = torch.cholesky_solve(across.T, root).T  # of inputs on outputs
-    if weight.shape[0] <= weight.shape[1]:
-        change = regression @ (with_diagonal(root, root, wanted) - shown) @ regression.T
-        covariance = old + change
-    else:  # fewer inputs than outputs: the same in terms of inputs, which is cheaper
-        eye = torch.eye(len(old), dtype=old.dtype, device=old.device)
-        inner = torch.linalg.cholesky(old + 1e-6 * old.diagonal().mean() * eye)
+    if narrow:
         covariance = with_diagonal(inner, weight @ inner, spread * ratio)
+    else:
+        wanted = with_diagonal(root, root, spread * ratio + noise)
+        covariance = old + regression @ (wanted - shown) @ regression.T
     centre = moments.mean.flatten().to(weight)
     centre = centre + regression @ (mean - weight @ centre)
     return dataclasses.replace(
@@ -81,6 +83,11 @@ def corrected(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) 
         mean=centre.reshape(moments.mean.shape),
         covariance=(covariance + covariance.T) / 2,
     )
+
+
+def _lifted(covariance: Tensor) -> Tensor:
+    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    return covariance + 1e-6 * covariance.diagonal().mean() * eye
 
 
 def with_diagonal(inner: Tensor, root: Tensor, diagonal: Tensor) -> Tensor:
