@@ -54,40 +54,55 @@ def corrected(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) 
 
     Jeffrey's rule for Gaussians: x given y = W x stays as it is while y's moments are replaced.
     """
-    old = moments.covariance.to(weight)
+    old, centre = moments.covariance.to(weight), moments.mean.flatten().to(weight)
     across = old @ weight.T  # (features, outputs)
-    shown = weight @ across
-    spread = shown.diagonal().clone()
+    spread = (weight * across.T).sum(1)
     if not bool(spread.mean() > 0):  # nothing reaches the outputs: nothing to learn from
         return moments
-    noise = DAMPING * spread.mean()
-    shown.diagonal().add_(noise)
     known = spread > 1e-6 * spread.mean()
     ratio = torch.where(known, variance / spread.clamp(min=1e-300), 1.0).clamp(*LIMITS)
-    root, failed = torch.linalg.cholesky_ex(shown)
-    # Fewer inputs than outputs: the same in terms of inputs, which is cheaper.
-    narrow = weight.shape[0] > weight.shape[1]
-    inner, broken = torch.linalg.cholesky_ex(_lifted(old)) if narrow else (root, failed)
-    if int(failed) or int(broken):  # measured variances drown in rounding: nothing to build on
-        return moments
-    regression = torch.cholesky_solve(across.T, root).T  # of inputs on outputs
-    if narrow:
-        covariance = with_diagonal(inner, weight @ inner, spread * ratio)
+    wanted, gap = spread * ratio, mean - weight @ centre
+    noise = DAMPING * spread.mean()
+    # The same in terms of outputs or of inputs, whichever are fewer.
+    if weight.shape[0] <= weight.shape[1]:
+        found = _by_outputs(old, weight, across, wanted, gap, noise)
     else:
-        wanted = with_diagonal(root, root, spread * ratio + noise)
-        covariance = old + regression @ (wanted - shown) @ regression.T
-    centre = moments.mean.flatten().to(weight)
-    centre = centre + regression @ (mean - weight @ centre)
+        found = _by_inputs(old, weight, wanted, gap, noise)
+    if found is None:  # measured variances drown in rounding: nothing to build on
+        return moments
+    covariance, shift = found
     return dataclasses.replace(
         moments,
-        mean=centre.reshape(moments.mean.shape),
+        mean=(centre + shift).reshape(moments.mean.shape),
         covariance=(covariance + covariance.T) / 2,
     )
 
 
-def _lifted(covariance: Tensor) -> Tensor:
-    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    return covariance + 1e-6 * covariance.diagonal().mean() * eye
+def _by_outputs(
+    old: Tensor, weight: Tensor, across: Tensor, wanted: Tensor, gap: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """New covariance and what the mean moves by, through the regression of inputs on outputs."""
+    shown = weight @ across
+    shown.diagonal().add_(noise)
+    root, failed = torch.linalg.cholesky_ex(shown)
+    if int(failed):
+        return None
+    regression = torch.cholesky_solve(across.T, root).T
+    change = with_diagonal(root, root, wanted + noise) - shown
+    return old + regression @ change @ regression.T, regression @ gap
+
+
+def _by_inputs(
+    old: Tensor, weight: Tensor, wanted: Tensor, gap: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    eye = torch.eye(len(old), dtype=old.dtype, device=old.device)
+    inner, failed = torch.linalg.cholesky_ex(old + 1e-6 * old.diagonal().mean() * eye)
+    if int(failed):
+        return None
+    root = weight @ inner
+    gram = torch.linalg.cholesky(eye + root.T @ root / noise)
+    shift = inner @ torch.cholesky_solve(root.T @ gap[:, None] / noise, gram)
+    return with_diagonal(inner, root, wanted), shift[:, 0]
 
 
 def with_diagonal(inner: Tensor, root: Tensor, diagonal: Tensor) -> Tensor:
