@@ -16,7 +16,7 @@ import lbyl
 from harness import print_table, save_results
 from lbyl.budget import Sizes
 from lbyl.ratios import counts
-from restoration import LAYERS, Bench, prepare
+from restoration import NETWORKS, Bench, prepare
 
 SHARES = {"mobilenet_v2_imagenet": (0.9, 0.8, 0.7)}
 
@@ -55,7 +55,7 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", default=",".join(LAYERS))
+    parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 """The paper's large tables: every criterion, ratio and method, and what predicts the accuracy.
 
     python benchmarks/criteria.py [--networks vgg16_cifar10,...] [--jobs 8]
+    python benchmarks/criteria.py --networks resnet34_imagenet --weights resnet34-b627a593.pth
     python benchmarks/criteria.py --small      # ResNet-20, minutes on two cores
 
 `lbyl` and `neuron-merging` are the published code's variants with the hyperparameters that the
@@ -30,7 +31,12 @@ from restoration import Bench, prepare
 NETWORKS = ("vgg16_cifar10", "resnet50_cifar100", "mobilenet_v2_imagenet")
 PLAIN = ("l2", "l2-gm", "l1")
 CRITERIA = {"mobilenet_v2_imagenet": PLAIN, "resnet20_cifar10": PLAIN}
-RATIOS = {"mobilenet_v2_imagenet": (0.05, 0.1, 0.3), "resnet20_cifar10": (0.1, 0.3, 0.5)}
+RATIOS = {
+    "mobilenet_v2_imagenet": (0.05, 0.1, 0.3),
+    "resnet34_imagenet": (0.1, 0.2, 0.3),
+    "resnet101_imagenet": (0.1, 0.2, 0.3),
+    "resnet20_cifar10": (0.1, 0.3, 0.5),
+}
 # Where the paper prints no λ for a network: its figures for ResNet-34 on ImageNet at 10 %, L2.
 OTHERWISE = (7e-5, 0.05)
 # Methods that choose the channels themselves: one row of theirs serves every criterion.
@@ -252,6 +258,7 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int, help="test images to use")
+    parser.add_argument("--weights", type=Path, help="of the network, where one alone is named")
     parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
     parser.add_argument("--jobs", type=int, default=1, help="settings that run at once")
     parser.add_argument("--seconds", type=float, help="stop what is not done by then")
@@ -271,7 +278,7 @@ def main() -> None:
 
     def work(key: str) -> None:
         network, criterion = key.split("/")
-        bench = prepare(network, options.device, limit)
+        bench = prepare(network, options.device, limit, options.weights)
         ledger.keep(key, measure(bench, criterion, columns, ledger.found.get(key, {})))
 
     if options.worker:

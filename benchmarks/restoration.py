@@ -34,9 +34,13 @@ LAYERS: dict[str, dict[str, Any]] = {
     "resnet56_cifar10": {"modules": "layer*"},
     "resnet20_cifar10": {"modules": "layer*"},
     "resnet50_cifar100": {"modules": "layer*"},
+    "resnet34_imagenet": {"modules": "layer*"},
+    "resnet101_imagenet": {"modules": "layer*"},
     "mobilenet_v2_imagenet": {"modules": [f"features.{i}.conv.0.0" for i in range(2, 18)]},
 }
 RATIOS = {"mobilenet_v2_imagenet": (0.05, 0.1, 0.3)}
+# Those whose weights a person has to bring are run only when named.
+NETWORKS = [name for name in LAYERS if name not in ("resnet34_imagenet", "resnet101_imagenet")]
 GRID = tuple(itertools.product((1e-6, 1e-5, 1e-4), (1e-4, 1e-3, 1e-2, 1e-1)))
 SEEDS = (0, 1, 2)
 
@@ -99,8 +103,8 @@ def real_images(bench: Bench) -> list[Tensor]:
     return list(images.split(64 if bench.info.dataset == "ImageNet" else 512))
 
 
-def prepare(name: str, device: str, limit: int | None) -> Bench:
-    model, info = load_network(name, device)
+def prepare(name: str, device: str, limit: int | None, weights: Path | None = None) -> Bench:
+    model, info = load_network(name, device, weights)
     size = 100 if info.dataset == "ImageNet" else 500
     batches = list(load_data(info).batches(size, info.mean, info.std, device=device, limit=limit))
     example = torch.zeros(1, *info.input_shape, device=device)
@@ -201,7 +205,7 @@ def plot(results: dict[str, Any]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", default=",".join(LAYERS))
+    parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int, help="test images to use")
     parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")

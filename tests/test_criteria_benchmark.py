@@ -62,6 +62,29 @@ def test_hyperparameters_are_those_of_the_cell() -> None:
     assert (plain["neuron-merging"].threshold, plain["neuron-merging"].balance) == (0.1, 0.85)
 
 
+@pytest.mark.parametrize(
+    ("name", "layers"), [("resnet34_imagenet", 16), ("resnet101_imagenet", 66)]
+)
+def test_networks_whose_weights_a_person_brings(name: str, layers: int) -> None:
+    """Shapes only, on random weights: the inner layers of every block lose what was asked."""
+    pytest.importorskip("torchvision")
+    import paper
+    from criteria import RATIOS, methods
+    from restoration import LAYERS
+
+    model, example = zoo.create(name), torch.zeros(1, 3, 64, 64)
+    graph = lbyl.trace(model, example, **LAYERS[name])
+    assert len(graph) == layers
+    result = lbyl.compress(model, example, 0.3, method="none", graph=graph)
+    assert result.model.layer1[0].conv1.out_channels == 44  # floor(0.7 · 64)
+    assert result.model(example).shape == (1, 1000)
+    assert result.model.layer4[-1].bn1.num_features == 358
+    for figures in paper.ACCURACY[name].values():
+        assert all(len(values) == len(RATIOS[name]) for values in figures.values())
+    chosen = {column: how for column, how, _ in methods(name, "random-1", 0.2)}
+    assert chosen["lbyl"].lambda2 == {16: 0.1, 66: 0.3}[layers]
+
+
 def test_ratios_grow_while_the_error_allows() -> None:
     from adaptive import MOST, adaptive_ratios
 

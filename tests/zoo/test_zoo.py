@@ -22,7 +22,9 @@ NAMES = [
     "digits",
     "lenet300_100_fashionmnist",
     "mobilenet_v2_imagenet",
+    "resnet101_imagenet",
     "resnet20_cifar10",
+    "resnet34_imagenet",
     "resnet50_cifar100",
     "resnet56_cifar10",
     "vgg16_cifar10",
@@ -33,6 +35,8 @@ LAYOUT = {
     "digits": ({"stem.0.weight": (32, 1, 3, 3), "block.bn2.weight": (64,)}, 17),
     "lenet300_100_fashionmnist": ({"ip1.weight": (300, 784), "ip3.bias": (10,)}, 6),
     "mobilenet_v2_imagenet": ({"classifier.1.weight": (1000, 1280)}, 158),
+    "resnet101_imagenet": ({"layer3.22.conv3.weight": (1024, 256, 1, 1)}, 314),
+    "resnet34_imagenet": ({"layer3.5.conv2.weight": (256, 256, 3, 3), "fc.bias": (1000,)}, 110),
     "resnet20_cifar10": (
         {"layer2.0.conv1.weight": (32, 16, 3, 3), "linear.weight": (10, 64)},
         59,
@@ -61,7 +65,7 @@ LAYOUT = {
 
 
 def make(name: str) -> torch.nn.Module:
-    if name.startswith("mobilenet"):
+    if name.endswith("_imagenet"):
         pytest.importorskip("torchvision")
     torch.manual_seed(0)
     return zoo.create(name)
@@ -189,7 +193,7 @@ def test_unknown_names_and_missing_shipped_weights() -> None:
 
 
 def test_mobilenet_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(LbylError, match="pip install"):
         zoo.create("mobilenet_v2_imagenet")
 

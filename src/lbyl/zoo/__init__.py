@@ -1,6 +1,6 @@
 """The paper's small networks and the demonstration network, by name."""
 
-from lbyl.zoo import mobilenet as mobilenet  # imported so that it registers itself
+from lbyl.zoo import imagenet as imagenet  # imported so that its networks register themselves
 from lbyl.zoo.digits import DigitsNet
 from lbyl.zoo.lenet import LeNet300100
 from lbyl.zoo.registry import NetworkInfo, create, info, names, register
