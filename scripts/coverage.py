@@ -62,8 +62,7 @@ output equal to the last bit; the cut at {ratio:.0%} equals the silenced origina
 parameters and MACs fall; saved and loaded again it computes the same bits; `torch.export` takes it;
 one step of SGD in training mode, on two examples, has a finite loss and moves the weights; tracing
 and planning take less than 30 s of one core. `torch.compile` must capture it, too
-(`backend="eager"`: the graph, no generated code); of torchvision and its detectors that is asked of
-one network of each family, of timm and transformers, where each is a family of its own, of all.
+(`backend="eager"`: the graph, no generated code).
 
 {passed} of {count} networks passed; {whole} of them have no channel that could go alone, and only
 that is asked of them. Exporting, compiling and training are asked where the original survives them
