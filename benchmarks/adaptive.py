@@ -46,8 +46,13 @@ def adaptive_ratios(
     network: Traced, method: Any, threshold: float, statistics: Statistics | None = None
 ) -> dict[str, float]:
     """For every layer the largest ratio whose WARE, and that of all smaller ones, is allowed."""
+    return allowed(predicted(network, method, statistics), threshold)
+
+
+def predicted(network: Traced, method: Any, statistics: Statistics | None) -> lbyl.Estimate:
+    """The errors of every layer at every step, which serve all thresholds."""
     steps = tuple(round(STEP * i, 2) for i in range(1, round(MOST / STEP) + 1))
-    found = lbyl.estimate(
+    return lbyl.estimate(
         network.model,
         network.example,
         steps,
@@ -55,7 +60,10 @@ def adaptive_ratios(
         graph=network.graph,
         statistics=statistics,
     )
-    ratios: dict[str, float] = dict.fromkeys(network.graph.names, 0.0)
+
+
+def allowed(found: lbyl.Estimate, threshold: float) -> dict[str, float]:
+    ratios: dict[str, float] = dict.fromkeys((row.unit for row in found.rows), 0.0)
     stopped: set[str] = set()
     for row in sorted(found.rows, key=lambda row: row.ratio):
         if row.ware > threshold:
@@ -68,17 +76,11 @@ def adaptive_ratios(
 def measure(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for source in ("procedural", "real"):
+        errors = {n: predicted(bench, m, bench.source(source)) for n, m in METHODS.items()}
         for threshold in THRESHOLDS:
             for name, method in METHODS.items():
-                ratios = adaptive_ratios(bench, method, threshold, bench.source(source))
-                result = lbyl.compress(
-                    bench.model,
-                    bench.example,
-                    ratios,
-                    method=method,
-                    graph=bench.graph,
-                    statistics=bench.source("procedural"),
-                )
+                ratios = allowed(errors[name], threshold)
+                result = bench.compress(ratios, "l2", method, "procedural")
                 figures = {
                     "accuracy": bench.accuracy(result.model),
                     "parameters": result.after.parameters,

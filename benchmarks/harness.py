@@ -121,7 +121,7 @@ def _cell(value: Any) -> str:
 
 
 def _relative(arguments: Sequence[str]) -> list[str]:
-    """The script's path as seen from the repository, so that no home directory is paper."""
+    """The script's path as seen from the repository, so that no home directory is published."""
     script = Path(arguments[0]).resolve()
     inside = script.is_relative_to(ROOT)
     return [str(script.relative_to(ROOT) if inside else script.name), *arguments[1:]]

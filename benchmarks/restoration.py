@@ -25,6 +25,7 @@ import lbyl
 from harness import environment, load_data, load_network, print_table, pyplot, save_results
 from lbyl import zoo
 from lbyl.io import read_json
+from lbyl.ratios import Ratio
 from lbyl.statistics.analytic import analytic_statistics
 
 # The layers that published tables prune: convolutions of VGG, inner ones of residual blocks,
@@ -71,20 +72,19 @@ class Bench:
         if name not in self.statistics:
             start = time.perf_counter()
             if name == "analytic":
-                self.statistics[name] = analytic_statistics(self.model, self.graph)
-                return self.statistics[name]
-            options: dict[str, Any] = {}
-            if name == "inversion":
-                options["images"] = "inversion"
-            elif name == "real":
-                options["calibration"] = real_images(self)
-            self.statistics[name] = lbyl.collect(
-                self.model, self.example, graph=self.graph, **options
-            )
+                found = analytic_statistics(self.model, self.graph)
+            else:
+                options: dict[str, Any] = {"graph": self.graph}
+                if name == "inversion":
+                    options["images"] = "inversion"
+                elif name == "real":
+                    options["calibration"] = real_images(self)
+                found = lbyl.collect(self.model, self.example, **options)
+            self.statistics[name] = found
             self.seconds[name] = time.perf_counter() - start
         return self.statistics[name]
 
-    def compress(self, ratio: float, criterion: Any, method: Any, source: str) -> lbyl.Result:
+    def compress(self, ratio: Ratio, criterion: Any, method: Any, source: str) -> lbyl.Result:
         """One compression; statistics are handed over so that none is collected twice."""
         return lbyl.compress(
             self.model,

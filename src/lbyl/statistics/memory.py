@@ -37,10 +37,11 @@ def recalled(model: nn.Module, graph: Graph, statistics: Statistics) -> Statisti
 
 def _agreeing(consumer: Consumer, moments: Moments, state: Mapping[str, Tensor]) -> Moments:
     norm = consumer.norm
+    if norm is None or moments.columns is not None:
+        return moments
     weight = as_matrix(state[consumer.weight], consumer)
     # The output's variance follows from the inputs' covariance only where every tap is in it.
-    whole = moments.columns is None and moments.mean.shape == weight.shape[1:]
-    if norm is None or not whole:
+    if moments.mean.shape != weight.shape[1:]:
         return moments
     mean = state[norm.mean].detach().double()
     if consumer.bias is not None:
