@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+import lbyl
 from lbyl import data, zoo
 from lbyl.io import whole_file, write_json
 
@@ -63,12 +64,12 @@ def load_data(
 
 def environment() -> dict[str, Any]:
     """What a figure depends on besides the code: command, versions, hardware and date."""
-    names = ("lbyl", "torch", "torchvision", "numpy", "safetensors")
+    names = ("torch", "torchvision", "numpy", "safetensors")
     return {
         "command": shlex.join(["python", *_relative(sys.argv)]),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in names},
+        "versions": {"lbyl": lbyl.__version__, **{name: _version(name) for name in names}},
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),

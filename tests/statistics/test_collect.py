@@ -111,6 +111,14 @@ def test_a_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
         Statistics.load(tmp_path / "other.safetensors")
 
 
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "found.safetensors"
+    lbyl.collect(build("chain"), example("chain"), images=16).save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(lbyl.LbylError, match=r"found.safetensors.*again"):
+        Statistics.load(path)
+
+
 @pytest.mark.parametrize("kind", ["tensor", "pairs", "lists", "loader", "generator"])
 def test_calibration_takes_loaders_and_ignores_labels(kind: str) -> None:
     model, x = build("chain", 1), example("chain", 40)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,18 +121,16 @@ class Statistics:
     @classmethod
     def load(cls, path: str | Path) -> Statistics:
         """Read what `save` wrote."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError
 
         if not Path(path).is_file():
             raise LbylError(f"no statistics file at {path}")
-        with safe_open(str(path), "pt") as file:
-            notes: dict[str, Any] = file.metadata() or {}
-            if notes.get("format") != "lbyl-statistics-1":
-                raise LbylError(f"{path} holds no statistics of lbyl")
-            parts: dict[str, dict[str, Tensor]] = {}
-            for key in file.keys():  # noqa: SIM118 (not a dict)
-                name, _, part = key.rpartition("|")
-                parts.setdefault(name, {})[part] = file.get_tensor(key)
+        try:
+            notes, parts = _read_parts(str(path))
+        except (SafetensorError, OSError) as error:
+            raise LbylError(
+                f"{path} cannot be read ({error}): collect the statistics again"
+            ) from error
         counts = json.loads(notes["counts"])
         moments = {
             name: Moments(
@@ -147,3 +144,18 @@ class Statistics:
             for name, tensors in parts.items()
         }
         return cls(moments, notes["source"])
+
+
+def _read_parts(path: str) -> tuple[dict[str, str], dict[str, dict[str, Tensor]]]:
+    """The notes of a file of statistics, and its tensors by consumer and part."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        notes = file.metadata() or {}
+        if notes.get("format") != "lbyl-statistics-1":
+            raise LbylError(f"{path} holds no statistics of lbyl")
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key in file.keys():  # noqa: SIM118 (not a dict)
+            name, _, part = key.rpartition("|")
+            parts.setdefault(name, {})[part] = file.get_tensor(key)
+    return notes, parts
