@@ -7,7 +7,7 @@ RANDOM = ("random-1", "random-2", "random-3")
 
 Pair = tuple[float, float]
 
-# network → criterion → (λ₁, λ₂) for each of RATIOS.
+# network → criterion → (λ₁, λ₂) for each of RATIOS; on ImageNet these end at 30 %.
 LAMBDAS: dict[str, dict[str, tuple[Pair, ...]]] = {
     "vgg16_cifar10": {
         "l2": ((6e-6, 1e-4), (4e-6, 6e-3), (1e-6, 0.01), (2e-6, 0.01), (4e-5, 2e-4)),
@@ -25,9 +25,6 @@ LAMBDAS: dict[str, dict[str, tuple[Pair, ...]]] = {
         "random-2": ((2e-5, 2e-3), (4e-5, 1e-4), (3e-6, 2e-3), (8e-6, 7e-4), (6e-6, 9e-4)),
         "random-3": ((3e-6, 2e-3), (4e-6, 5e-3), (1e-6, 4e-3), (1e-6, 4e-3), (1e-6, 5e-3)),
     },
-}
-
-LAMBDAS |= {
     "resnet34_imagenet": {
         "l2": ((7e-5, 0.05), (2e-5, 0.07), (5e-4, 0.03)),
         "l2-gm": ((1e-5, 0.1), (2e-4, 0.06), (4e-4, 0.04)),
@@ -59,9 +56,6 @@ MERGING: dict[str, dict[str, tuple[Pair, ...]]] = {
         "random-2": ((0.15, 0.65), (0.05, 0.7), (0.15, 0.7), (0.4, 0.9), (0.1, 0.7)),
         "random-3": ((0.2, 0.95), (0.3, 0.55), (0.05, 0.9), (0.25, 0.55), (0.05, 1.0)),
     },
-}
-
-MERGING |= {
     "resnet34_imagenet": {
         "random-1": ((0.15, 0.1), (0.15, 1.0), (0.15, 0.9)),
         "random-2": ((0.05, 0.75), (0.05, 0.65), (0.05, 0.65)),
@@ -140,9 +134,6 @@ ACCURACY: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {
             "none": (63.27, 32.08),
         },
     },
-}
-
-ACCURACY |= {
     "resnet34_imagenet": {
         "l2": {
             "lbyl": (69.22, 62.49, 47.59),
