@@ -97,6 +97,20 @@ def write_tensors(path: Path, values: Mapping[str, Tensor], notes: Mapping[str, 
         save_file(ready, str(temporary), dict(notes))
 
 
+def read_tensors(
+    path: Path, complaint: str = "is damaged"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors of a safetensors file and its notes, with one clear error where that fails."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise LbylError(f"{path} {complaint}: {error}") from error
+
+
 def write_json(path: Path, data: Any) -> None:
     """Write JSON, atomically."""
     with whole_file(path) as temporary:
@@ -135,18 +149,12 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
 
     The network given is changed only when everything fits; it is also returned.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(directory)
     document = read_json(path / PLAN)
     plan = Plan.from_dict(document)
     if not (path / MODEL).is_file():
         raise LbylError(f"there is no {MODEL} in {path}")
-    try:
-        values = load_file(str(path / MODEL))
-    except (SafetensorError, OSError) as error:
-        raise LbylError(f"{path / MODEL} is damaged: {error}") from error
+    values, _ = read_tensors(path / MODEL)
     _check_original(model, document.get("shapes", {}))
     _check_fits(model, values, plan)
     before = _shell(model)

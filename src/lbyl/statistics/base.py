@@ -121,16 +121,17 @@ class Statistics:
     @classmethod
     def load(cls, path: str | Path) -> Statistics:
         """Read what `save` wrote."""
-        from safetensors import SafetensorError
+        from lbyl.io import read_tensors
 
         if not Path(path).is_file():
             raise LbylError(f"no statistics file at {path}")
-        try:
-            notes, parts = _read_parts(str(path))
-        except (SafetensorError, OSError) as error:
-            raise LbylError(
-                f"{path} cannot be read ({error}): collect the statistics again"
-            ) from error
+        found, notes = read_tensors(Path(path), "is damaged, collect the statistics again")
+        if notes.get("format") != "lbyl-statistics-1":
+            raise LbylError(f"{path} holds no statistics of lbyl")
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, value in found.items():
+            name, _, part = key.rpartition("|")
+            parts.setdefault(name, {})[part] = value
         counts = json.loads(notes["counts"])
         moments = {
             name: Moments(
@@ -144,18 +145,3 @@ class Statistics:
             for name, tensors in parts.items()
         }
         return cls(moments, notes["source"])
-
-
-def _read_parts(path: str) -> tuple[dict[str, str], dict[str, dict[str, Tensor]]]:
-    """The notes of a file of statistics, and its tensors by consumer and part."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        notes = file.metadata() or {}
-        if notes.get("format") != "lbyl-statistics-1":
-            raise LbylError(f"{path} holds no statistics of lbyl")
-        parts: dict[str, dict[str, Tensor]] = {}
-        for key in file.keys():  # noqa: SIM118 (not a dict)
-            name, _, part = key.rpartition("|")
-            parts.setdefault(name, {})[part] = file.get_tensor(key)
-    return notes, parts

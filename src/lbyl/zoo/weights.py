@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.exceptions import LbylError
+from lbyl.io import read_tensors
 
 _SHOWN = 5  # keys of each kind in an error: enough to see the pattern, few enough to read
 
@@ -35,20 +36,10 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise LbylError(f"no weights file at {path}")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return read_tensors(path, "is not a readable safetensors file")[0]
     if path.suffix in {".pth", ".pt"}:
         return _read_torch(path)
     raise LbylError(f"{path}: weights must be a .safetensors, .pth or .pt file")
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise LbylError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
