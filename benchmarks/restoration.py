@@ -44,6 +44,7 @@ RATIOS = {"mobilenet_v2_imagenet": (0.05, 0.1, 0.3)}
 NETWORKS = [name for name in LAYERS if name not in ("resnet34_imagenet", "resnet101_imagenet")]
 GRID = tuple(itertools.product((1e-6, 1e-5, 1e-4), (1e-4, 1e-3, 1e-2, 1e-1)))
 SEEDS = (0, 1, 2)
+STEPS = 100  # of refinement
 
 
 @dataclass
@@ -84,7 +85,9 @@ class Bench:
             self.seconds[name] = time.perf_counter() - start
         return self.statistics[name]
 
-    def compress(self, ratio: Ratio, criterion: Any, method: Any, source: str) -> lbyl.Result:
+    def compress(
+        self, ratio: Ratio, criterion: Any, method: Any, source: str, refine: int = 0
+    ) -> lbyl.Result:
         """One compression; statistics are handed over so that none is collected twice."""
         return lbyl.compress(
             self.model,
@@ -94,6 +97,7 @@ class Bench:
             method=method,
             graph=self.graph,
             statistics=self.source(source),
+            refine=refine,
         )
 
 
@@ -112,15 +116,16 @@ def prepare(name: str, device: str, limit: int | None, weights: Path | None = No
     return Bench(name, model, info, graph, example, batches)
 
 
-def methods() -> Iterator[tuple[str, Any, str]]:
-    """(column, method, source of statistics)."""
-    yield "none", "none", "procedural"
-    yield "neuron-merging", lbyl.NeuronMerging(variant="released"), "procedural"
-    yield "fold", "fold", "procedural"
-    yield "moments", "moments", "analytic"
-    yield "echo", "echo", "procedural"
-    yield "echo, inverted images", "echo", "inversion"
-    yield "echo, real images", "echo", "real"
+def methods() -> Iterator[tuple[str, Any, str, int]]:
+    """(column, method, source of statistics, steps of refinement)."""
+    yield "none", "none", "procedural", 0
+    yield "neuron-merging", lbyl.NeuronMerging(variant="released"), "procedural", 0
+    yield "fold", "fold", "procedural", 0
+    yield "moments", "moments", "analytic", 0
+    yield "echo", "echo", "procedural", 0
+    yield "echo, refined", "echo", "procedural", STEPS
+    yield "echo, inverted images", "echo", "inversion", 0
+    yield "echo, real images", "echo", "real", 0
 
 
 def row(bench: Bench, ratio: float, criterion: str, columns: Sequence[str]) -> dict[str, float]:
@@ -129,12 +134,12 @@ def row(bench: Bench, ratio: float, criterion: str, columns: Sequence[str]) -> d
     if criterion == "random":
         choices = [lbyl.criteria.resolve({"name": "random", "seed": seed}) for seed in SEEDS]
     cells: dict[str, float] = {}
-    for column, method, source in methods():
+    for column, method, source, refine in methods():
         if column not in columns:
             continue
         once = lbyl.methods.resolve(method).chooses  # then the criterion has no say
         found = [
-            bench.accuracy(bench.compress(ratio, choice, method, source).model)
+            bench.accuracy(bench.compress(ratio, choice, method, source, refine).model)
             for choice in (choices[:1] if once else choices)
         ]
         cells[column] = sum(found) / len(found)
@@ -168,7 +173,7 @@ def measure(
 
 
 COLUMNS = ("none", "neuron-merging", "lbyl, best λ", "fold", "moments", "echo")
-COLUMNS += ("echo, inverted images", "echo, real images")
+COLUMNS += ("echo, refined", "echo, inverted images", "echo, real images")
 
 
 def show(name: str, base: float, rows: list[dict[str, Any]]) -> None:
@@ -186,19 +191,19 @@ def plot(results: dict[str, Any]) -> Any:
     figure, panels = plt.subplots(1, len(results), figsize=(4.2 * len(results), 3.6), squeeze=False)
     for panel, (name, found) in zip(panels[0], results.items()):
         rows = [r for r in found["rows"] if r["criterion"] == "l2"]
-        for column in ("none", "neuron-merging", "lbyl, best λ", "fold", "echo"):
+        for column in ("none", "neuron-merging", "lbyl, best λ", "fold", "echo", "echo, refined"):
             points = [(0.0, found["base"])] + [(r["ratio"], r[column]) for r in rows if column in r]
             panel.plot(
                 [100 * x for x, _ in points],
                 [y for _, y in points],
                 "o-",
                 label=column,
-                linewidth=3 if column == "echo" else 1.5,
+                linewidth=3 if column.startswith("echo") else 1.5,
             )
         panel.set_title(name.replace("_", " "))
         panel.set_xlabel("filters removed, %")
         panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel("accuracy, % (no data, no training)")
+    panels[0][0].set_ylabel("accuracy, % (no data)")
     panels[0][0].legend(fontsize=8)
     return figure
 

@@ -56,6 +56,7 @@ class Result:
     criterion: str
     repair: str
     seconds: dict[str, float]
+    refine: int = 0  # steps
 
     def to_dict(self, plan: bool = True) -> dict[str, Any]:
         """Everything but the model, as plain data."""
@@ -63,6 +64,7 @@ class Result:
             "method": self.method,
             "criterion": self.criterion,
             "repair": self.repair,
+            "refine": self.refine,
             "before": asdict(self.before),
             "after": asdict(self.after),
             "rows": [asdict(row) for row in self.rows],
@@ -73,7 +75,7 @@ class Result:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.method} after {self.criterion}, {len(self.rows)} units, "
+            f"{self.method} after {self.criterion}{refined(self.refine)}, {len(self.rows)} units, "
             f"{sum(self.seconds.values()):.2f} s",
             _change("parameters", self.before.parameters, self.after.parameters),
             _change("MACs", self.before.macs, self.after.macs),
@@ -93,6 +95,11 @@ class Result:
             f"  {r.norm:>7.3f}"
             for r in self.rows
         ]
+
+
+def refined(steps: int) -> str:
+    """What is said of refinement, where there was any."""
+    return f", refined by {steps} step{'s' if steps > 1 else ''}" if steps else ""
 
 
 def _change(noun: str, before: int, after: int) -> str:

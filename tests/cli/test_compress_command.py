@@ -136,6 +136,21 @@ def test_calibration_images_are_used(run_json: Any, small: list[str], tmp_path: 
     assert found["rows"][0]["norm"] != plain["rows"][0]["norm"]
 
 
+def test_refinement_is_done_and_told(
+    run: Any, run_json: Any, small: list[str], tmp_path: Path
+) -> None:
+    data, out = labelled(tmp_path / "data.npz"), tmp_path / "out"
+    result = run("compress", *small, *IMAGES, "--refine", "4", "--out", out)
+    assert "refined by 4 steps" in result.stdout
+    report = (out / "report.html").read_text()
+    assert "refined by <b>4</b> steps" in report and "No training" not in report
+    assert json.loads((out / "plan.json").read_text())["result"]["refine"] == 4
+    run("report", out)
+    assert "refined by <b>4</b> steps" in (out / "report.html").read_text()
+    own = run_json("compress", *small, "--calibration", data, "--refine", "4")
+    assert own["refine"] == 4 and own["seconds"]["refine"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -12,7 +12,7 @@ from lbyl.cli import options as o
 from lbyl.cli.errors import guarded
 from lbyl.cli.job import follow, run_once
 from lbyl.cli.screen import Screen, bold, human, table
-from lbyl.cli.setup import as_classifier, build, load_images, measure
+from lbyl.cli.setup import as_classifier, build, calibration_batches, load_images, measure
 
 if TYPE_CHECKING:
     from lbyl import Graph, Result, Statistics
@@ -72,7 +72,8 @@ def compare(
     graph = follow(screen, network, streams=streams, **choice)
     statistics = None
     if any(runs(m) for m in chosen) or any(c.needs_statistics for c in rules):
-        statistics = run_once(screen, network, graph, calibration, seed)
+        batches = calibration_batches(screen, network, calibration)
+        statistics = run_once(screen, network, graph, batches, seed)
     original = measure(screen, network, images) if images is not None else None
     bench = Bench(network, graph, statistics, images, round_to, seed)
     rows = bench.run(screen, list(itertools.product(ratio, rules, chosen)))

@@ -32,6 +32,7 @@ def compress(
     method: o.Method = "echo",
     option: o.MethodOption = None,
     repair: o.Repair = None,
+    refine: o.Refine = 0,
     skip: o.Skip = None,
     modules: o.Modules = None,
     streams: o.Streams = False,
@@ -69,6 +70,7 @@ def compress(
         criterion=o.parse_criterion(criterion, seed),
         graph=o.given(modules=modules or None, skip=skip or None) | {"streams": streams},
         choice=o.given(ratio=o.parse_ratio(ratio), round_to=round_to, repair=repair) | budget,
+        refine=refine,
         seed=seed,
         images=o.parse_images(images),
     )
@@ -108,6 +110,8 @@ def show(
     written: dict[str, Any],
 ) -> None:
     """The story in one table, or all of it as JSON."""
+    from lbyl.result import refined
+
     result = done.result
     document = {"model": network.name, **result.to_dict(plan=False), "stages": screen.seconds}
     screen.data(document | {"accuracy": accuracy, **written})
@@ -123,6 +127,7 @@ def show(
         was, now = accuracy["original"], accuracy["slim"]
         rows.append(["accuracy", f"{was:.2f} %", f"{now:.2f} %", f"{now - was:+.2f}"])
     how = f"restored by {result.method}" if result.method != "none" else "nothing restored"
+    how += refined(result.refine)
     count = sum(row.channels - row.kept for row in result.rows)
     screen.say(
         f"\n{bold(network.name)}: {count} filters removed from {some(len(result.rows), 'layer')} "

@@ -10,7 +10,7 @@ from lbyl.cli import options as o
 from lbyl.cli.errors import guarded
 from lbyl.cli.job import follow, run_once
 from lbyl.cli.screen import Screen, bold, plain, table
-from lbyl.cli.setup import build
+from lbyl.cli.setup import build, calibration_batches
 
 if TYPE_CHECKING:
     from lbyl import Estimate
@@ -55,7 +55,8 @@ def estimate(
     network = build(screen, model, weights, device=device, threads=threads, **shape)
     choice = o.given(modules=modules or None, skip=skip or None)
     graph = follow(screen, network, streams=streams, **choice)
-    statistics = run_once(screen, network, graph, calibration, seed, o.parse_images(images))
+    batches = calibration_batches(screen, network, calibration)
+    statistics = run_once(screen, network, graph, batches, seed, o.parse_images(images))
     with screen.stage("estimating"):
         import lbyl
 

@@ -32,6 +32,7 @@ class Job:
     criterion: Any
     graph: dict[str, Any]
     choice: dict[str, Any]
+    refine: int = 0
     seed: int = 0
     images: int | str | None = None
 
@@ -45,15 +46,17 @@ class Job:
         graph = follow(screen, network, **self.graph)
         if "ratio" in self.choice:  # before anything takes long
             check_ratio(graph, self.choice["ratio"])
-        statistics = None
+        statistics, batches = None, calibration_batches(screen, network, calibration)
         if graph.units and self._runs(calibration):
-            statistics = run_once(screen, network, graph, calibration, self.seed, self.images)
+            statistics = run_once(screen, network, graph, batches, self.seed, self.images)
         with screen.stage("removing filters and restoring") as tick:
             result = lbyl.compress(
                 network.model,
                 network.example,
                 graph=graph,
                 statistics=statistics,
+                calibration=batches,
+                refine=self.refine,
                 method=self.method,
                 criterion=self.criterion,
                 seed=self.seed,
@@ -89,14 +92,13 @@ def run_once(
     screen: Screen,
     network: Network,
     graph: Graph,
-    calibration: str | None,
+    batches: list[Any] | None,
     seed: int,
     images: int | str | None = None,
 ) -> Statistics:
     """The statistics that every ratio, criterion and method can use."""
     import lbyl
 
-    batches = calibration_batches(screen, network, calibration)
     with screen.stage(f"running it on {'your' if batches else 'procedural'} images") as tick:
         return lbyl.collect(
             network.model,

@@ -119,6 +119,10 @@ Repair = Annotated[
     str | None,
     _method(metavar="NAME", help="network, mean+variance, mean or none; else as the method does."),
 ]
+Refine = Annotated[
+    int,
+    _method(metavar="N", min=0, help="Gradient steps in which kept filters bend too: 100, say."),
+]
 Device = Annotated[str, _machine(metavar="NAME", help="cpu, cuda, cuda:1, mps or auto.")]
 Threads = Annotated[int | None, _machine(metavar="N", min=1, help="CPU threads; else all.")]
 Seed = Annotated[int, _machine(metavar="N", help="Of everything random.")]

@@ -92,6 +92,7 @@ def stored(document: dict[str, Any], network: Network) -> Result:
             told["criterion"],
             told["repair"],
             told["seconds"],
+            told.get("refine", 0),  # older plans do not know of it
         )
     except (KeyError, TypeError) as error:
         raise LbylError(f"the result in plan.json is incomplete: {error}") from error

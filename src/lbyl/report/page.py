@@ -128,6 +128,7 @@ def _story(result: Result) -> dict[str, Any]:
         "method": result.method,
         "criterion": result.criterion,
         "repair": result.repair,
+        "refine": result.refine,
         "pruned_units": len(pruned),
         "gone": sum(row.channels - row.kept for row in pruned),
         "channels": sum(row.channels for row in result.rows),
@@ -141,7 +142,7 @@ def _story(result: Result) -> dict[str, Any]:
 
 def _when(stage: str) -> int:
     """Stages in the order they run, others behind them."""
-    order = ("trace", "images", "collect", "plan", "restore")
+    order = ("trace", "images", "collect", "plan", "restore", "refine")
     return order.index(stage) if stage in order else len(order)
 
 

@@ -81,6 +81,7 @@ def recalibrate(
     indices: Mapping[Axis, Tensor],
     passes: Passes,
     share: float = SHARE,
+    limits: tuple[float, float] = VARIANCE_LIMITS,
 ) -> None:
     """Move the running statistics of `slim` (in place) towards what the second pass shows."""
     before, after = batch_moments(original, passes), batch_moments(slim, passes)
@@ -95,7 +96,7 @@ def recalibrate(
             keep = keep.to(mean.device)
             mean, var, old_mean, old_var = mean[keep], var[keep], old_mean[keep], old_var[keep]
         new_mean, new_var = after[norm.mean]
-        ratio = ((new_var + 1e-12) / (old_var + 1e-12)).clamp(*VARIANCE_LIMITS)
+        ratio = ((new_var + 1e-12) / (old_var + 1e-12)).clamp(*limits)
         mean, var = mean + new_mean - old_mean, var * ratio
         held_mean, held_var = now[norm.mean].double(), now[norm.var].double() + norm.eps
         now[norm.mean].copy_(held_mean + share * (mean - held_mean))
