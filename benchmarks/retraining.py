@@ -42,13 +42,20 @@ from lbyl.result import Size
 from lbyl.statistics.inversion import invert
 from lbyl.train import TrainConfig, train
 from padding import padded
-from restoration import LAYERS
+from restoration import LAYERS, STEPS
 
 # The paper's λ₁ and λ₂ for ResNet-50/CIFAR-100 with L2, by ratio.
 LAMBDAS = dict(zip(paper.RATIOS, paper.LAMBDAS["resnet50_cifar100"]["l2"]))
 RESTORED = ("none", "neuron-merging", "coreset", "lbyl", "echo")
 TRANSFERRED = ("original", "none", "neuron-merging", "lbyl", "echo")
-DATAFREE = ("echo", "none + tenth", "echo + tenth", "none + synthetic", "echo + synthetic")
+DATAFREE = (
+    "echo",
+    "echo + refinement",
+    "none + tenth",
+    "echo + tenth",
+    "none + synthetic",
+    "echo + synthetic",
+)
 EVAL_BATCH = 1000
 
 Pair = tuple[Tensor, Tensor]
@@ -117,9 +124,11 @@ class Lab:
         labels = torch.from_numpy(images.labels[wanted])
         return pixels.to(self.device).permute(0, 3, 1, 2).contiguous(), labels.to(self.device)
 
-    def compress(self, ratio: Any, name: str) -> lbyl.Result:
+    def compress(self, ratio: Any, name: str, refine: int = 0) -> lbyl.Result:
         method = method_of(name, ratio if isinstance(ratio, float) else None)
-        return lbyl.compress(self.model, self.example, ratio, method=method, graph=self.graph)
+        return lbyl.compress(
+            self.model, self.example, ratio, method=method, graph=self.graph, refine=refine
+        )
 
     def normalised(self, images: Tensor) -> Tensor:
         mean, std = (torch.tensor(v, device=self.device) for v in (self.info.mean, self.info.std))
@@ -269,6 +278,12 @@ def datafree(lab: Lab, key: str) -> dict[str, Any]:
         config = lab.config(epochs=1, limit=images)
         rows = lab.learn(done.model, lab.training, lab.test, config)
         run |= {"images": images, "epochs": 1}
+    elif then == "refinement":
+        rows = []
+        done = lab.compress(lab.options.ratio, name, STEPS)
+        seconds += done.seconds["refine"]
+        points.append({"seconds": seconds, "accuracy": lab.accuracy(done.model)})
+        run |= {"steps": STEPS}
     elif then == "synthetic":
         synthetic, spent = lab_synthetic(lab)
         seconds += spent

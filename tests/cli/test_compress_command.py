@@ -145,7 +145,7 @@ def test_refinement_is_done_and_told(
     report = (out / "report.html").read_text()
     assert "refined by <b>4</b> steps" in report and "No training" not in report
     assert json.loads((out / "plan.json").read_text())["result"]["refine"] == 4
-    run("report", out)
+    run("report", out, "--model", small[0])
     assert "refined by <b>4</b> steps" in (out / "report.html").read_text()
     own = run_json("compress", *small, "--calibration", data, "--refine", "4")
     assert own["refine"] == 4 and own["seconds"]["refine"] > 0
