@@ -99,9 +99,21 @@ def test_only_what_was_cut_bends() -> None:
 def test_what_does_not_help_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = build("basic"), example("basic")
     plain = lbyl.compress(model, x, 0.5)
-    monkeypatch.setattr(refine, "RATE", 100.0)
-    wild = lbyl.compress(model, x, 0.5, refine=3)
-    assert same(wild.model, plain.model)
+    monkeypatch.setattr(refine, "RATE", 1e8)
+    for steps in (3, 10):  # less and more than a trial takes
+        wild = lbyl.compress(model, x, 0.5, refine=steps)
+        assert same(wild.model, plain.model)
+
+
+def test_steps_too_large_begin_again_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = build("basic"), example("basic")
+    plain = lbyl.compress(model, x, 0.5)
+    usual = refine.RATE
+    monkeypatch.setattr(refine, "RATE", usual * refine.SMALLER**4)
+    refined = lbyl.compress(model, x, 0.5, refine=60)
+    assert apart(model, refined, x) < apart(model, plain, x)
+    monkeypatch.setattr(refine, "TRIES", 1)
+    assert same(lbyl.compress(model, x, 0.5, refine=60).model, plain.model)
 
 
 def test_steps_that_break_are_taken_back() -> None:

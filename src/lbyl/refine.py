@@ -4,8 +4,9 @@ A closed form can only rewrite readers. Here the original and the slim network r
 procedural inputs, BatchNorm going by the batch, and gradient steps move every parameter that lost
 something, so that the output of each reader (behind its BatchNorm, where it has one) comes back to
 the original's. No data, no labels, inputs drawn anew for every step. Steps are relative to the size
-of a tensor and to the error there is to undo, so that one rate serves all networks; they shrink to
-nothing in a line. What does not help on inputs that no step has seen is taken back.
+of a tensor and to the error there is to undo, and where the first ones do harm they begin again
+smaller, so that one rate serves all networks; they shrink to nothing in a line. What does not help
+on inputs that no step has seen is taken back.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from lbyl.surgery import tensors
 from lbyl.unit import Consumer, Graph
 
 RATE = 0.03  # the first step, in root mean squares of a tensor times the error to be undone
+TRIAL, SMALLER, TRIES = 4, 3, 5  # steps after which to look, and to begin again smaller if they
+HARM = 1.02  # made the distance so much larger: by less, it may be chance
 PATIENT = 100  # with fewer steps than this each is smaller, for there are few to undo its noise
 BETAS = (0.9, 0.99)  # of Adam, whose usual long memory of squares is no use in tens of steps
 PART, FEWEST = 8, 64  # a step sees this part of a collection's images, but so many at least
@@ -160,17 +163,24 @@ def refine(
     if not parameters or first == 0:
         return False
     before = [p.detach().clone() for p in parameters]
-    with torch.enable_grad(), wanting_gradients(parameters):
-        rate = RATE * min(1.0, steps / PATIENT) * (first / len(task.readers)) ** 0.5
-        _descend(task, parameters, rate, steps, inputs, progress)
-    with torch.no_grad():
-        if not float(task.distance(held)) < first:  # NaN too
+
+    def nearer(than: float = 1.0) -> bool:
+        """Whether the steps so far have helped; if not, they are taken back."""
+        with torch.no_grad():
+            if float(task.distance(held)) < than * first:  # NaN is not
+                return True
             for parameter, old in zip(parameters, before):
                 parameter.copy_(old)
-            return False
-        if settling is not None and graph.norms:
+        return False
+
+    rate = RATE * min(1.0, steps / PATIENT) * (first / len(task.readers)) ** 0.5
+    with torch.enable_grad(), wanting_gradients(parameters):
+        rates = (rate / SMALLER**i for i in range(TRIES))
+        found = any(_descend(task, parameters, r, steps, inputs, nearer, progress) for r in rates)
+    if found and settling is not None and graph.norms:
+        with torch.no_grad():
             recalibrate(original, slim, graph, indices, settling, 1.0, ANY_VARIANCE)
-    return True
+    return found
 
 
 def _descend(
@@ -179,9 +189,10 @@ def _descend(
     rate: float,
     steps: int,
     inputs: Iterator[Inputs],
+    nearer: Callable[..., bool],
     progress: Progress | None,
-) -> None:
-    """Adam, each tensor at a rate of its own."""
+) -> bool:
+    """Adam, each tensor at a rate of its own; given up where the first steps do harm."""
     groups = [
         {"params": [p], "lr": rate * float(p.detach().square().mean().sqrt())} for p in parameters
     ]
@@ -195,7 +206,10 @@ def _descend(
         schedule.step()
         if progress:
             progress("refining", step + 1, steps)
-    optimiser.zero_grad()
+        optimiser.zero_grad()
+        if step + 1 == TRIAL < steps and not nearer(HARM):
+            return False
+    return nearer()
 
 
 @contextmanager
