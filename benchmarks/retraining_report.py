@@ -9,7 +9,7 @@ import paper
 from harness import print_table, pyplot
 
 COLUMNS = ("none", "neuron-merging", "coreset", "lbyl", "echo", "scratch")
-MARKERS = {"": "*", "tenth": "s", "synthetic": "o"}
+MARKERS = {"": "*", "tenth": "s", "synthetic": "o", "refinement": "D"}
 COLOURS = dict(zip((*COLUMNS, "original"), "C7 C1 C5 C0 C3 C2 C4".split()))
 
 
