@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.budget import Budget
+from lbyl.channels import Axis
 from lbyl.criteria import Criterion, criteria
 from lbyl.errors import errors
 from lbyl.exceptions import LbylError
@@ -111,13 +112,14 @@ def compress(
     plan.check(graph)
     clock.lap("plan")
     done = restore(model, graph, plan, how, statistics, mend, progress)
+    indices = surviving_indices(graph, plan.kept)
     if sequential:
-        fit_in_order(model, done.model, graph, plan, calibration)
+        fit_in_order(model, done.model, graph, indices, calibration)
     elif mend == "network" and statistics is not None and statistics.source == "procedural":
-        settle(model, done.model, example_inputs, graph, plan, seed)
+        settle(model, done.model, example_inputs, graph, indices, seed)
     clock.lap("restore")
     if refine:
-        bend(model, done.model, example_inputs, graph, plan, refine, calibration, seed, progress)
+        bend(model, done.model, example_inputs, graph, indices, refine, calibration, seed, progress)
         clock.lap("refine")
     sizes = Size.of(model, graph), Size.of(done.model, graph)
     rows, names = tuple(_rows(plan, done)), (how.name, chosen.name, mend)
@@ -148,21 +150,28 @@ def _repeatable(calibration: Iterable[Any] | Tensor | None, sequential: bool) ->
 
 
 def fit_in_order(
-    model: nn.Module, slim: nn.Module, graph: Graph, plan: Plan, calibration: Any
+    model: nn.Module,
+    slim: nn.Module,
+    graph: Graph,
+    indices: Mapping[Axis, Tensor],
+    calibration: Any,
 ) -> None:
     """Refit the readers of the slim model on calibration inputs, one after the other."""
     batches = list(calibration_passes(model, calibration).batches)
     if not all(isinstance(batch, Tensor) for batch in batches):
         raise LbylError("sequential=True needs calibration inputs that are single tensors")
-    indices = surviving_indices(graph, plan.kept)
     fit_sequentially(model, slim, graph, indices, torch.cat(batches))
 
 
 def settle(
-    model: nn.Module, slim: nn.Module, example_inputs: Inputs, graph: Graph, plan: Plan, seed: int
+    model: nn.Module,
+    slim: nn.Module,
+    example_inputs: Inputs,
+    graph: Graph,
+    indices: Mapping[Axis, Tensor],
+    seed: int,
 ) -> None:
     """Run both networks once more for what repairs by layer cannot know (slim is changed)."""
-    indices = surviving_indices(graph, plan.kept)
     if graph.norms and indices:
         passes = fewer(model, example_inputs, FEWER, seed=seed)
         recalibrate(model, slim, graph, indices, passes)
@@ -173,14 +182,13 @@ def bend(
     slim: nn.Module,
     example_inputs: Inputs,
     graph: Graph,
-    plan: Plan,
+    indices: Mapping[Axis, Tensor],
     steps: int,
     calibration: Iterable[Any] | Tensor | None,
     seed: int,
     progress: Progress | None,
 ) -> None:
     """Refine the slim model on procedural inputs, or on the user's own."""
-    indices = surviving_indices(graph, plan.kept)
     settling = None
     if calibration is None:
         inputs = endless(model, example_inputs, seed)

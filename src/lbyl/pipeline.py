@@ -21,6 +21,7 @@ from lbyl.surgery import (
     cut,
     from_matrix,
     is_finite,
+    readers_cut,
     sliced,
     surviving,
     surviving_indices,
@@ -58,7 +59,7 @@ def restore(
     narrowing = Narrowing(graph, kept, deliveries, alive)
     state = tensors(model)
     values |= _as_held(narrowing.merged(state), state)
-    touched = [c for c in graph.consumers.values() if (c.weight, c.axis) in indices]
+    touched = readers_cut(graph, indices)
     for step, consumer in enumerate(touched):
         columns = (consumer.channel < 0) | alive[consumer.channel.clamp(min=0)]
         moments = statistics.get(consumer.name) if statistics else None

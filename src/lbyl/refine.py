@@ -21,15 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
 
 from lbyl.channels import Axis
 from lbyl.exceptions import LbylError
 from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.statistics.gather import Passes, Progress, batch_norm_by_batch
 from lbyl.statistics.recalibrate import recalibrate
-from lbyl.statistics.sources import image_count, procedural
-from lbyl.surgery import tensors
+from lbyl.statistics.sources import example_shape, image_count, procedural
+from lbyl.surgery import readers_cut, tensors
 from lbyl.unit import Consumer, Graph
 
 RATE = 0.03  # the first step, in root mean squares of a tensor times the error to be undone
@@ -89,8 +88,7 @@ class Imitation:
     by_batch: bool = True  # how BatchNorm normalises
 
     def __post_init__(self) -> None:
-        consumers = self.graph.consumers.values()
-        self.readers = [c for c in consumers if (c.weight, c.axis) in self.indices]
+        self.readers = readers_cut(self.graph, self.indices)
         self.rows = {
             c.name: self.indices.get((c.norm.mean, 0) if c.norm else (c.weight, c.output_axis))
             for c in self.readers
@@ -238,7 +236,6 @@ def own_inputs(passes: Passes) -> Iterator[Inputs]:
 
 def endless(model: nn.Module, example_inputs: Inputs, seed: int) -> Iterator[Inputs]:
     """Procedural inputs without end, none of which a collection with this seed has seen."""
-    first = next(x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor))
-    count = max(FEWEST, image_count(tuple(first.shape[1:])) // PART)
+    count = max(FEWEST, image_count(example_shape(example_inputs)) // PART)
     for place in itertools.count(2):  # 0 is the collection's, 1 that of the second pass
         yield from procedural(model, example_inputs, count=count, seed=seed + place).batches

@@ -44,6 +44,11 @@ def surviving_indices(graph: Graph, kept: Kept) -> dict[Axis, Tensor]:
     return found
 
 
+def readers_cut(graph: Graph, indices: Mapping[Axis, Tensor]) -> list[Consumer]:
+    """The consumers that lose inputs."""
+    return [c for c in graph.consumers.values() if (c.weight, c.axis) in indices]
+
+
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer by name; tied ones under their first name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -69,8 +69,8 @@ def compress(
         method=o.parse_method(method, option),
         criterion=o.parse_criterion(criterion, seed),
         graph=o.given(modules=modules or None, skip=skip or None) | {"streams": streams},
-        choice=o.given(ratio=o.parse_ratio(ratio), round_to=round_to, repair=repair) | budget,
-        refine=refine,
+        choice=o.given(ratio=o.parse_ratio(ratio), round_to=round_to, repair=repair, refine=refine)
+        | budget,
         seed=seed,
         images=o.parse_images(images),
     )

@@ -32,7 +32,6 @@ class Job:
     criterion: Any
     graph: dict[str, Any]
     choice: dict[str, Any]
-    refine: int = 0
     seed: int = 0
     images: int | str | None = None
 
@@ -56,7 +55,6 @@ class Job:
                 graph=graph,
                 statistics=statistics,
                 calibration=batches,
-                refine=self.refine,
                 method=self.method,
                 criterion=self.criterion,
                 seed=self.seed,

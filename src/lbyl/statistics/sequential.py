@@ -21,7 +21,7 @@ from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.repair import VARIANCE_LIMITS
 from lbyl.restore.echo import RIDGE, solve_ridge
 from lbyl.statistics.gather import CONVOLUTIONS, FEATURE_LIMIT, Geometry, patches_of, thin
-from lbyl.surgery import tensors
+from lbyl.surgery import readers_cut, tensors
 from lbyl.unit import Consumer, Graph
 
 SAMPLES = 1 << 15
@@ -97,9 +97,7 @@ def fit_sequentially(
 ) -> list[str]:
     """Refit, in place, every consumer of `slim` that lost inputs; the names of those fitted."""
     touched = [
-        c
-        for c in graph.consumers.values()
-        if (c.weight, c.axis) in indices and c.calls == 1 and c.kind in ("conv", "linear")
+        c for c in readers_cut(graph, indices) if c.calls == 1 and c.kind in ("conv", "linear")
     ]
     before, after = tensors(original), tensors(slim)
     listener = Fitter({id(before[c.weight]): c for c in touched})

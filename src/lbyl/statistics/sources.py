@@ -58,10 +58,16 @@ def procedural(
     return Passes(batches, len(batches), True, "procedural", seconds)
 
 
+def example_shape(example_inputs: Inputs) -> tuple[int, ...]:
+    """The shape of one example, of the first tensor where there are several."""
+    first = next(x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor))
+    return tuple(first.shape[1:])
+
+
 def fewer(model: nn.Module, example_inputs: Inputs, divisor: int, *, seed: int) -> Passes:
     """Procedural inputs that a collection with this seed has not seen, a fraction as many."""
-    first = next(x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor))
-    total = LISTED if _takes_lists(example_inputs) else image_count(tuple(first.shape[1:]))
+    listed = _takes_lists(example_inputs)
+    total = LISTED if listed else image_count(example_shape(example_inputs))
     return procedural(model, example_inputs, count=max(8, total // divisor), seed=seed + 1)
 
 
