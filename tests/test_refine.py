@@ -61,7 +61,7 @@ def test_much_accuracy_comes_back_without_data() -> None:
     held = data.load("digits")
     plain, refined = (lbyl.compress(model, x, 0.7, refine=steps).model for steps in (0, 60))
     gain = data.evaluate("digits", refined, held) - data.evaluate("digits", plain, held)
-    assert gain > 5
+    assert gain > 3
 
 
 @pytest.mark.parametrize("name", ["chain", "bottleneck"])

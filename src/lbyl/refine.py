@@ -28,6 +28,7 @@ from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.statistics.gather import Passes, Progress, batch_norm_by_batch
 from lbyl.statistics.recalibrate import recalibrate
 from lbyl.statistics.sources import example_shape, image_count, procedural
+from lbyl.statistics.tone import remembered_tone
 from lbyl.surgery import readers_cut, tensors
 from lbyl.unit import Consumer, Graph
 
@@ -237,5 +238,7 @@ def own_inputs(passes: Passes) -> Iterator[Inputs]:
 def endless(model: nn.Module, example_inputs: Inputs, seed: int) -> Iterator[Inputs]:
     """Procedural inputs without end, none of which a collection with this seed has seen."""
     count = max(FEWEST, image_count(example_shape(example_inputs)) // PART)
+    tone = remembered_tone(model, example_inputs)
     for place in itertools.count(2):  # 0 is the collection's, 1 that of the second pass
-        yield from procedural(model, example_inputs, count=count, seed=seed + place).batches
+        made = procedural(model, example_inputs, count=count, seed=seed + place, tone=tone)
+        yield from made.batches

@@ -76,9 +76,10 @@ def test_procedural_images_with_batch_statistics_give_the_same_fit() -> None:
     graph = lbyl.trace(model, x)
     kept = [0, 1, 2, 5]
     plan = Plan({"0": torch.tensor(kept)}, {"0": 10})
-    measured = run_passes(model, graph, procedural(model, x, count=64, seed=5), seed=5)
+    passes = procedural(model, x, count=64, seed=5)
+    measured = run_passes(model, graph, passes, seed=5)
     result = lbyl.compress(model, x, plan=plan, graph=graph, statistics=measured)
-    images = lbyl.statistics.procedural_images(64, (3, 8, 8), seed=5).double()
+    images = next(iter(passes.batches))
     twin = build("chain", 12).double().train()
     samples, _ = consumer_samples(twin, "3", images)
     stays = torch.isin(torch.arange(10), torch.tensor(kept)).repeat_interleave(9)

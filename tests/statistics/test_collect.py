@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import lbyl
-from lbyl.statistics import Moments, Statistics, procedural_images
+from lbyl.statistics import Moments, Statistics
 from lbyl.statistics.gather import run_passes
 from lbyl.statistics.sources import procedural
 from networks import NETWORKS, build, consumer_samples, example, fingerprint
@@ -44,7 +44,7 @@ def procedural_pass(model: torch.nn.Module, x: Tensor, seed: int = 0) -> Moments
 def test_procedural_moments_are_those_under_batch_statistics() -> None:
     model, x = build("chain", 1).double(), example("chain").double()
     found = procedural_pass(model, x, seed=2)
-    images = procedural_images(48, (3, 8, 8), seed=2).double()
+    images = next(iter(procedural(model, x, count=48, seed=2).batches))
     twin = build("chain", 1).double().train()
     mean, covariance = moments_of(consumer_samples(twin, "3", images)[0])
     torch.testing.assert_close(found.mean.flatten(), mean, rtol=1e-9, atol=1e-9)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,9 @@ from lbyl.record import Inputs
 from lbyl.statistics.gather import Passes, Progress
 from lbyl.statistics.synthetic import procedural_images
 from lbyl.statistics.tokens import find_text, random_text
+from lbyl.statistics.tone import Tone, remembered_tone
 
+REMEMBERED: Literal["remembered"] = "remembered"
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once
 
 
@@ -26,9 +29,17 @@ def image_count(shape: tuple[int, ...]) -> int:
 
 
 def procedural(
-    model: nn.Module, example_inputs: Inputs, *, count: int | None = None, seed: int = 0
+    model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    count: int | None = None,
+    seed: int = 0,
+    tone: Tone | Literal["remembered"] | None = REMEMBERED,
 ) -> Passes:
-    """Procedural images of the example's shape; random tokens where the example is of numbers."""
+    """Procedural images of the example's shape; random tokens where the example is of numbers.
+
+    Images come in the tone that the network remembers, unless one is given (None: as painted).
+    """
     start = time.perf_counter()
     device = _device(model)
     example_inputs = tree_map_only(Tensor, lambda x: x.to(device), example_inputs)
@@ -49,9 +60,10 @@ def procedural(
     if text is not None:
         made = random_text(text, example_inputs, total, seed)
     else:
-        made = tree_map_only(
-            Tensor, lambda x: _like(x, total, tensors[0].shape[0], seed, device), example_inputs
-        )
+        if tone == REMEMBERED:
+            tone = remembered_tone(model, example_inputs)
+        like = partial(_like, total=total, batch=tensors[0].shape[0], seed=seed, tone=tone)
+        made = tree_map_only(Tensor, like, example_inputs)
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     batches = [_part(made, first, size) for first, size in zip(offsets, sizes)]
     seconds = {"images": time.perf_counter() - start}
@@ -93,19 +105,18 @@ def _part(inputs: Inputs, first: int, size: int) -> Inputs:
     return tree_map_only(Tensor, lambda x: x[first : first + size] if x.dim() else x, inputs)
 
 
-def _like(x: Tensor, total: int, batch: int, seed: int, device: torch.device) -> Tensor:
+def _like(x: Tensor, total: int, batch: int, seed: int, tone: Tone | None) -> Tensor:
     """`total` inputs like the example: images for floats, shuffled tokens for whole numbers."""
     if not x.dim() or x.shape[0] != batch:
-        return x.to(device)
+        return x
     if x.dtype.is_floating_point and x.dim() > 1:
-        return procedural_images(total, tuple(x.shape[1:]), seed=seed, device=str(device)).to(
-            x.dtype
-        )
+        images = procedural_images(total, tuple(x.shape[1:]), seed=seed, device=x.device)
+        return (images if tone is None else tone(images)).to(x.dtype)
     generator = torch.Generator().manual_seed(seed)
     if x.dtype == torch.long and int(x.max()) > 1:
         tokens = torch.randint(int(x.max()) + 1, (total, *x.shape[1:]), generator=generator)
-        return tokens.to(device)
-    return x[:1].expand(total, *x.shape[1:]).to(device)  # masks and flags stay as they are
+        return tokens.to(x.device)
+    return x[:1].expand(total, *x.shape[1:])  # masks and flags stay as they are
 
 
 def inverted(model: nn.Module, passes: Passes, progress: Progress | None = None) -> Passes:

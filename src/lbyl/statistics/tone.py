@@ -1,0 +1,178 @@
+"""Tone: how rough and how colourful images have to be for this network.
+
+The first BatchNorm behind the images remembers the variance that each of its filters had on the
+training data. Some filters look for fine edges, some for broad light, some for one colour against
+another: together they tell how strong each of these was. So procedural images are taken apart into
+bands of frequency and axes of colour, and each part gets the gain with which the remembered
+variances come out best. No data and hardly any time: nothing runs but the first layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from lbyl.record import Inputs, call_model, evaluation_mode
+from lbyl.statistics.synthetic import procedural_images
+
+BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the bands
+PRIOR = 0.01  # how much a gain that is far from one costs, in squared logarithms
+LOOKS, WINDOW = 64, 64  # images to look at, and their middle, in pixels a side
+ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
+LINEAR = 1e-2  # the largest part of a response that parts may fail to add up to
+SEEN = 1e-4  # filters whose remembered variance is less, of the mean one, are switched off
+
+
+@dataclass(frozen=True)
+class Tone:
+    """Gains of the parts of an image."""
+
+    gains: Tensor  # (bands from fine to broad, axes of colour)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (n, channels, height, width) in this tone."""
+        axes = colour_axes(images.shape[1]).to(images)
+        bands = band_filters(images.shape[2:]).to(images)
+        transfer = torch.einsum("bhw,ba->ahw", bands, self.gains.to(images))
+        parts = torch.einsum("ac,nchw->nahw", axes, images)
+        shaped = torch.fft.irfft2(torch.fft.rfft2(parts) * transfer, s=images.shape[2:])
+        return torch.einsum("ac,nahw->nchw", axes, shaped)
+
+
+def colour_axes(channels: int) -> Tensor:
+    """Rows: grey, then one end of the channels against the other, then ever finer contrasts."""
+    place = (torch.arange(channels, dtype=torch.float64) + 0.5) * math.pi / channels
+    rows = torch.cos(torch.arange(channels, dtype=torch.float64)[:, None] * place)
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def band_filters(size: tuple[int, ...] | torch.Size) -> Tensor:
+    """What each band lets through of the frequencies of a real Fourier transform; sums to one."""
+    down = torch.fft.fftfreq(size[0], dtype=torch.float64)
+    across = torch.fft.rfftfreq(size[1], dtype=torch.float64)
+    squares = down[:, None].square() + across.square()
+    passed = [torch.ones_like(squares)]
+    passed += [torch.exp(-2 * (math.pi * blur) ** 2 * squares) for blur in BLURS]
+    passed.append(torch.zeros_like(squares))
+    return torch.stack([a - b for a, b in itertools.pairwise(passed)])
+
+
+class _Reached(Exception):
+    """The first BatchNorm: nothing behind it has to run."""
+
+
+class FirstNorm(TorchFunctionMode):
+    """Stops a network at its first BatchNorm and keeps what enters there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Tensor | None = None
+        self.variance: Tensor | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.batch_norm:
+            self.found, self.variance = args[0], args[2]
+            raise _Reached
+        return func(*args, **(kwargs or {}))
+
+
+def _enters(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
+    """What enters the first BatchNorm (n, filters, height, width), and what it remembers."""
+    listener = FirstNorm()
+    try:
+        with listener:
+            call_model(model, inputs)
+    except _Reached:
+        pass
+    except Exception:  # a network that does not take a part of an image is not asked
+        return None
+    found, variance = listener.found, listener.variance
+    if found is None or variance is None or found.dim() != 4:
+        return None
+    return found, variance
+
+
+@torch.no_grad()
+def remembered_tone(model: nn.Module, example_inputs: Inputs) -> Tone | None:
+    """The tone that a network's first BatchNorm remembers; None where there is none to ask."""
+    examples = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
+    if len(examples) != 1 or examples[0].dim() != 4 or not examples[0].is_floating_point():
+        return None
+    shape, example = examples[0].shape[1:], examples[0]
+    device = next((p.device for p in model.parameters()), example.device)
+    images = procedural_images(LOOKS, tuple(shape), device=device)
+    top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
+    images = images[:, :, top : top + WINDOW, left : left + WINDOW]
+
+    def ask(images: Tensor) -> tuple[Tensor, Tensor] | None:
+        given = tree_map_only(Tensor, lambda _: images.to(example.dtype), example_inputs)
+        return _enters(model, given)
+
+    with evaluation_mode(model):
+        seen = _products(ask, images)
+    if seen is None:
+        return None
+    products, wanted = seen
+    alive = wanted > SEEN * wanted.mean()
+    if not bool(alive.any()):
+        return None
+    gains = fit_gains(products[alive], wanted[alive]).reshape(len(BLURS) + 1, -1)
+    # Gains that are all larger alike say nothing: images keep their strength.
+    return Tone(gains * float(images.std() / Tone(gains)(images).std().clamp(min=1e-12)))
+
+
+def _products(
+    ask: Callable[[Tensor], tuple[Tensor, Tensor] | None], images: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """(filters, parts, parts): covariances of what filters make of the parts of images.
+
+    With them the variances that are remembered.
+    """
+    whole, nothing = ask(images), ask(torch.zeros_like(images))
+    if whole is None or nothing is None:
+        return None
+    responses = []
+    for gains in torch.eye((len(BLURS) + 1) * images.shape[1]):
+        part = ask(Tone(gains.reshape(len(BLURS) + 1, -1))(images))
+        assert part is not None  # what took the whole takes a part
+        responses.append(part[0] - nothing[0])
+    rows = torch.stack(responses)
+    off = rows.sum(0) + nothing[0] - whole[0]
+    if float(off.std()) > LINEAR * float(whole[0].std()):
+        return None  # parts do not add up, so their gains would say nothing of the whole
+    rows = rows.movedim(2, 0).flatten(2)  # (filters, parts, everything)
+    rows = (rows - rows.mean(2, keepdim=True)).double()
+    return (rows @ rows.mT / rows.shape[2]).cpu(), whole[1].double().cpu()
+
+
+def fit_gains(products: Tensor, wanted: Tensor) -> Tensor:
+    """Gains with which the variances g'Pg are in the proportions wanted, near to one each."""
+    logs = torch.zeros(products.shape[1], dtype=products.dtype)
+    eye = torch.eye(len(logs), dtype=products.dtype)
+    for _ in range(ROUNDS):
+        gains = logs.exp()
+        sides = (products @ gains) * gains  # (filters, parts)
+        variance = sides.sum(1).clamp(min=1e-30)
+        apart = variance.log() - wanted.log()
+        slopes = 2 * sides / variance[:, None]
+        apart, slopes = apart - apart.mean(), slopes - slopes.mean(0)
+        curvature = slopes.T @ slopes / len(apart) + PRIOR * eye
+        slope = slopes.T @ apart / len(apart) + PRIOR * logs
+        step = torch.linalg.solve(curvature, slope)
+        logs = logs - step.clamp(-LARGEST_STEP, LARGEST_STEP)
+    return logs.exp()
