@@ -139,6 +139,25 @@ def test_images(run_json: Any, run: Any, tmp_path: Path) -> None:
     assert "must end like an image" in run("images", tmp_path / "a.xyz", code=1).stderr
 
 
+def test_images_of_a_network_are_in_its_tone(run_json: Any, run: Any, tmp_path: Path) -> None:
+    plain, toned = tmp_path / "plain.png", tmp_path / "toned.png"
+    run_json("images", plain, "--count", "4", "--input-size", "1x8x8")
+    network = ["--model", "lbyl:digits", "--weights", "shipped"]
+    found = run_json("images", toned, "--count", "4", *network)
+    assert found["shape"] == [1, 8, 8]
+    assert plain.read_bytes() != toned.read_bytes()
+    assert "add --model" in run("images", toned, "--classes", "3", code=2).stderr
+
+
+def test_compare_refined(run: Any, run_json: Any) -> None:
+    arguments = ["lbyl:digits", "--weights", "shipped", "--data", "digits"]
+    arguments += ["--ratio", "0.7", "--method", "echo"]
+    plain, found = (run_json("compare", *arguments, *more) for more in ((), ("--refine", "40")))
+    assert (plain["refine"], found["refine"]) == (0, 40)
+    assert found["rows"][0]["accuracy"] > plain["rows"][0]["accuracy"] + 2
+    assert "refined by 2 steps" in run("compare", *arguments, "--refine", "2").stdout
+
+
 def test_demo(run: Any, run_json: Any) -> None:
     found = run_json("demo")
     accuracy = {trial["method"]: trial["accuracy"] for trial in found["trials"]}

@@ -41,6 +41,7 @@ def compare(
     ratio: Ratios = [0.3],  # noqa: B006 (typer shows and copies it)
     method: Methods = METHODS,
     criterion: Criteria = ["l2"],  # noqa: B006
+    refine: o.Refine = 0,
     skip: o.Skip = None,
     modules: o.Modules = None,
     streams: o.Streams = False,
@@ -60,6 +61,8 @@ def compare(
     debug: o.Debug = False,
 ) -> None:
     """Try several methods, criteria and ratios on one network and put them side by side."""
+    from lbyl.result import refined
+
     screen = Screen(json, quiet)
     chosen = [o.parse_method(name) for name in method]
     rules = [o.parse_criterion(name, seed) for name in criterion]
@@ -70,15 +73,25 @@ def compare(
     images = load_images(screen, network, data, limit=limit) if data else None
     choice = o.given(modules=modules or None, skip=skip or None)
     graph = follow(screen, network, streams=streams, **choice)
-    statistics = None
-    if any(runs(m) for m in chosen) or any(c.needs_statistics for c in rules):
+    statistics, batches = None, None
+    running = any(runs(m) for m in chosen) or any(c.needs_statistics for c in rules)
+    if running or refine:
         batches = calibration_batches(screen, network, calibration)
+    if running:
         statistics = run_once(screen, network, graph, batches, seed)
     original = measure(screen, network, images) if images is not None else None
-    bench = Bench(network, graph, statistics, images, round_to, seed)
+    again = batches if refine else None  # for all else the statistics say it
+    fixed = {"calibration": again, "round_to": round_to, "refine": refine, "seed": seed}
+    bench = Bench(network, graph, statistics, images, fixed)
     rows = bench.run(screen, list(itertools.product(ratio, rules, chosen)))
-    screen.data({"model": model, "original": {"accuracy": original}, "rows": rows})
+    screen.data(
+        {"model": model, "original": {"accuracy": original}, "refine": refine, "rows": rows}
+    )
     show(screen, model, original, rows)
+    if refine:
+        screen.say(
+            f"[dim]each{refined(refine).removeprefix(',')} of gradient after it was restored[/]"
+        )
 
 
 def runs(method: Any) -> bool:
@@ -96,11 +109,10 @@ class Bench:
         graph: Graph,
         statistics: Statistics | None,
         images: ImageSet | None,
-        round_to: int | None,
-        seed: int,
+        fixed: dict[str, Any],
     ) -> None:
         self.network, self.graph, self.statistics = network, graph, statistics
-        self.images, self.round_to, self.seed = images, round_to, seed
+        self.images, self.fixed = images, fixed
 
     def run(self, screen: Screen, trials: list[tuple[float, Any, Any]]) -> list[dict[str, Any]]:
         """A row for every ratio, criterion and method."""
@@ -125,8 +137,7 @@ class Bench:
             method=method,
             graph=self.graph,
             statistics=None if method.analytic else self.statistics,
-            round_to=self.round_to,
-            seed=self.seed,
+            **self.fixed,
         )
         seconds = time.perf_counter() - start
         network, accuracy = self.network, None

@@ -3,39 +3,81 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.screen import Screen, bold
+from lbyl.cli.setup import build
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from lbyl.record import Inputs
 
 Target = Annotated[Path, typer.Argument(help="Picture to write.")]
 Count = Annotated[int, typer.Option(min=1, max=4096, help="How many.")]
-Shape = Annotated[str, typer.Option("--input-size", help="32, or a whole shape (1x28x28).")]
+Shape = Annotated[str | None, typer.Option("--input-size", help="32, or a whole shape (1x28x28).")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Images as this network gets them.", autocompletion=o.complete_model),
+]
 
 
 @guarded
 def images(
     out: Target = Path("preview.png"),
     count: Count = 64,
-    input_size: Shape = "32",
+    input_size: Shape = None,
+    model: Model = None,
+    weights: o.Weights = None,
+    classes: o.Classes = None,
     seed: o.Seed = 0,
     json: o.Json = False,
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
     """Write a contact sheet of the procedural images that stand in for data."""
-    screen = Screen(json, quiet)
-    with screen.stage("drawing"):
-        from lbyl.images import preview
-        from lbyl.models import parse_input_shape
+    from lbyl.images import preview
 
-        given = parse_input_shape(input_size)
-        shape = (3, *given * 2) if len(given) == 1 else given
-        if len(shape) != 3:
-            raise UsageError(f"--input-size {input_size}: write 32, or a shape such as 1x28x28")
-        path = preview(out, count, shape, seed)
-    screen.data({"out": str(path), "count": count, "shape": list(shape), "seed": seed})
+    screen = Screen(json, quiet)
+    if model:
+        network = build(screen, model, weights, input_size=input_size, classes=classes)
+        with screen.stage("drawing"):
+            drawn = of_network(network.model, network.example, count, seed)
+    elif weights or classes:
+        raise UsageError("--weights and --classes belong to a network: add --model")
+    else:
+        with screen.stage("drawing"):
+            drawn = of_shape(input_size or "32", count, seed)
+    path, shape = preview(out, count, images=drawn), list(drawn.shape[1:])
+    screen.data({"out": str(path), "count": count, "shape": shape, "seed": seed})
     screen.say(f"wrote {bold(path)}: {count} images of {'×'.join(map(str, shape))}")
+
+
+def of_shape(size: str, count: int, seed: int) -> Tensor:
+    """Images as they are painted."""
+    from lbyl.models import parse_input_shape
+    from lbyl.statistics import procedural_images
+
+    given = parse_input_shape(size)
+    shape = (3, *given * 2) if len(given) == 1 else given
+    if len(shape) != 3:
+        raise UsageError(f"--input-size {size}: write 32, or a shape such as 1x28x28")
+    return procedural_images(count, shape, seed=seed)
+
+
+def of_network(model: nn.Module, example: Inputs, count: int, seed: int) -> Tensor:
+    """Images in the tone that a network remembers."""
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    from lbyl.statistics.sources import procedural
+
+    batches = procedural(model, example, count=count, seed=seed).batches
+    firsts = [tree_flatten(batch)[0][0] for batch in batches]
+    if firsts[0].dim() != 4:
+        raise UsageError("--model: this network takes no images that could be shown")
+    return torch.cat(firsts)
