@@ -27,6 +27,7 @@ from lbyl.statistics.synthetic import procedural_images
 BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the bands
 PRIOR = 0.01  # how much a gain that is far from one costs, in squared logarithms
 LOOKS, WINDOW = 64, 64  # images to look at, and their middle, in pixels a side
+PLACES = 32  # a side of what a filter gives: more say little new
 ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
 LINEAR = 1e-2  # the largest part of a response that parts may fail to add up to
 SEEN = 1e-4  # filters whose remembered variance is less, of the mean one, are switched off
@@ -104,7 +105,8 @@ def _enters(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
     found, variance = listener.found, listener.variance
     if found is None or variance is None or found.dim() != 4:
         return None
-    return found, variance
+    steps = [math.ceil(side / PLACES) for side in found.shape[2:]]
+    return found[..., :: steps[0], :: steps[1]].float(), variance
 
 
 @torch.no_grad()
@@ -113,6 +115,8 @@ def remembered_tone(model: nn.Module, example_inputs: Inputs) -> Tone | None:
     examples = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
     if len(examples) != 1 or examples[0].dim() != 4 or not examples[0].is_floating_point():
         return None
+    if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        return None  # found out in no time; asking would run the whole network
     shape, example = examples[0].shape[1:], examples[0]
     device = next((p.device for p in model.parameters()), example.device)
     images = procedural_images(LOOKS, tuple(shape), device=device)
@@ -156,8 +160,8 @@ def _products(
     if float(off.std()) > LINEAR * float(whole[0].std()):
         return None  # parts do not add up, so their gains would say nothing of the whole
     rows = rows.movedim(2, 0).flatten(2)  # (filters, parts, everything)
-    rows = (rows - rows.mean(2, keepdim=True)).double()
-    return (rows @ rows.mT / rows.shape[2]).cpu(), whole[1].double().cpu()
+    rows = rows - rows.mean(2, keepdim=True)
+    return (rows @ rows.mT / rows.shape[2]).double().cpu(), whole[1].double().cpu()
 
 
 def fit_gains(products: Tensor, wanted: Tensor) -> Tensor:
