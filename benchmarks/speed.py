@@ -1,6 +1,6 @@
 """Where the time goes: echo on ResNet-50 at 224 px, stage by stage.
 
-    python benchmarks/speed.py [--device cuda] [--network resnet50]
+    python benchmarks/speed.py [--device cuda] [--network resnet50] [--refine 100]
 
 Weights are random: time does not depend on them. The first run warms up; the median of the
 following ones counts.
@@ -19,7 +19,9 @@ import lbyl
 from harness import print_table, save_results
 
 
-def once(model: torch.nn.Module, example: torch.Tensor, ratio: float) -> dict[str, float]:
+def once(
+    model: torch.nn.Module, example: torch.Tensor, ratio: float, refine: int
+) -> dict[str, float]:
     """Seconds by stage of one compression, the device waited for."""
 
     def wait() -> float:
@@ -32,13 +34,15 @@ def once(model: torch.nn.Module, example: torch.Tensor, ratio: float) -> dict[st
     traced = wait()
     found = lbyl.collect(model, example, graph=graph)
     collected = wait()
-    lbyl.compress(model, example, ratio, graph=graph, statistics=found)
+    result = lbyl.compress(model, example, ratio, graph=graph, statistics=found, refine=refine)
     done = wait()
+    refining = result.seconds.get("refine", 0.0)
     return {
         "trace": traced - start,
         "images": found.seconds["images"],
         "collect": collected - traced - found.seconds["images"],
-        "plan, solve and cut": done - collected,
+        "plan, solve and cut": done - collected - refining,
+        "refine": refining,
     }
 
 
@@ -47,6 +51,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--network", default="resnet50", help="a torchvision model")
     parser.add_argument("--ratio", type=float, default=0.3)
+    parser.add_argument("--refine", type=int, default=0, help="steps of refinement")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     import torchvision
@@ -54,13 +59,14 @@ def main() -> None:
     model = torchvision.models.get_model(options.network, weights=None).eval().to(options.device)
     example = torch.zeros(1, 3, 224, 224, device=options.device)
     if options.device != "cpu":
-        once(model, example, options.ratio)
-    runs = [once(model, example, options.ratio) for _ in range(options.runs)]
+        once(model, example, options.ratio, options.refine)
+    runs = [once(model, example, options.ratio, options.refine) for _ in range(options.runs)]
     stages = {stage: stat.median(run[stage] for run in runs) for stage in runs[0]}
     total = sum(stages.values())
     rows: list[list[Any]] = [[s, 1000 * t, 100 * t / total] for s, t in stages.items()]
     rows.append(["all", 1000 * total, 100.0])
-    rows.append(["all but trace", 1000 * (total - stages["trace"]), None])
+    closed = total - stages["trace"] - stages["refine"]
+    rows.append(["all but trace and refine", 1000 * closed, None])
     title = f"echo on {options.network}, 224 px, {options.device}"
     print_table(title, ["stage", "ms", "%"], rows)
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
