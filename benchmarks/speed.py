@@ -70,6 +70,7 @@ def main() -> None:
     title = f"echo on {options.network}, 224 px, {options.device}"
     print_table(title, ["stage", "ms", "%"], rows)
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
+    kind += "-refined" if options.refine else ""
     print("kept in", save_results(f"speed-{options.network}-{kind}", {"seconds": stages}))
 
 

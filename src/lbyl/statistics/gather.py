@@ -31,6 +31,8 @@ SAMPLES_PER_FEATURE = 12
 MINIMUM_SAMPLES = 1 << 16
 """Positions are thinned out to about so many samples: neighbours say little new."""
 
+GRAM_BLOCK = 512  # columns: enough to keep every core busy
+
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, steps done and steps in all."""
 
@@ -60,8 +62,8 @@ class Accumulator:
             self.products = samples.new_zeros(width, width, dtype=torch.float64)
         assert self.products is not None
         self.count += samples.shape[0]
-        self.total += samples.sum(0, dtype=torch.float64)
-        self.products += samples.T @ samples
+        self.total += samples.new_ones(len(samples)) @ samples
+        self.products += gram(samples)
 
     def add_spatial(self, patches: Tensor) -> None:
         """Take patches (n, channels, taps) in, to learn how alike the taps of a channel are."""
@@ -79,6 +81,20 @@ class Accumulator:
             spread = self.spatial.diagonal().clamp(min=1e-300).rsqrt()
             spatial = self.spatial * torch.outer(spread, spread)
         return Moments(mean.reshape(-1, taps), covariance, taps, spatial, self.columns, self.count)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """rows' · rows; where that is large each half of the symmetric product is computed once."""
+    width = rows.shape[1]
+    if width <= GRAM_BLOCK:
+        return rows.T @ rows
+    product = rows.new_empty(width, width)
+    for first in range(0, width, GRAM_BLOCK):
+        stretch = slice(first, first + GRAM_BLOCK)
+        part = rows[:, stretch].T @ rows[:, first:]
+        product[stretch, first:] = part
+        product[first:, stretch] = part.T
+    return product
 
 
 class Listener(TorchFunctionMode):
@@ -235,23 +251,17 @@ def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Tensor:
 def patches_of(x: Tensor, geometry: Geometry, excess: float, generator: torch.Generator) -> Tensor:
     """What the kernel sees: (positions, channels, taps), positions thinned by about `excess`."""
     dims = len(geometry.kernel)
-    padding = [p for sides in reversed(geometry.padding) for p in sides]
-    x = F.pad(x, padding)
+    x = F.pad(x, [p for sides in reversed(geometry.padding) for p in sides])
     coarser = max(1, round(excess ** (1 / dims)))
-    ranges = []
-    for d in range(dims):
+    for d in range(dims):  # each dimension becomes positions here and taps at the end
         reach = geometry.dilation[d] * (geometry.kernel[d] - 1)
         count = (x.shape[2 + d] - reach - 1) // geometry.stride[d] + 1
         step = min(coarser, count)
-        first = int(torch.randint(step, (), generator=generator))
-        starts = torch.arange(first, count, step, device=x.device) * geometry.stride[d]
-        taps = torch.arange(geometry.kernel[d], device=x.device) * geometry.dilation[d]
-        ranges.append(starts[:, None] + taps)  # (positions, taps) along this dimension
-    for d, index in enumerate(ranges):  # each dimension becomes (positions, taps)
-        axis = 2 + 2 * d
-        x = x.index_select(axis, index.flatten()).unflatten(axis, index.shape)
-    order = [0, *range(2, 2 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2)]
-    x = x.permute(order)  # (batch, positions…, channels, taps…)
+        first = int(torch.randint(step, (), generator=generator)) * geometry.stride[d]
+        x = x.narrow(2 + d, first, x.shape[2 + d] - first)
+        # A view: windows that are left out are never copied.
+        x = x.unfold(2 + d, reach + 1, step * geometry.stride[d])[..., :: geometry.dilation[d]]
+    x = x.movedim(1, dims + 1)  # (batch, positions…, channels, taps…)
     return x.reshape(math.prod(x.shape[: dims + 1]), x.shape[dims + 1], -1)
 
 
