@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from lbyl.channels import Axis
 from lbyl.record import call_model, evaluation_mode
 from lbyl.repair import VARIANCE_LIMITS
-from lbyl.statistics.gather import Passes
+from lbyl.statistics.gather import Passes, batch_norm_by_batch
 from lbyl.surgery import tensors
 from lbyl.unit import Graph
 
@@ -42,15 +42,15 @@ class BatchMoments(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        from lbyl.statistics.gather import batch_norm_by_batch
-
         if func is not F.batch_norm:
             return func(*args, **(kwargs or {}))
         x, mean = args[0], args[1]
         if mean is not None:
-            dims = [d for d in range(x.dim()) if d != 1]
-            parts = [x.sum(dims, dtype=torch.float64), x.double().square().sum(dims)]
-            parts.append(torch.tensor(float(x.numel() // x.shape[1]), device=x.device))
+            dims, count = [d for d in range(x.dim()) if d != 1], float(x.numel() // x.shape[1])
+            exact = x.to(torch.promote_types(x.dtype, torch.float32))
+            spread, middle = (v.double() for v in torch.var_mean(exact, dims, correction=0))
+            parts = [count * middle, count * (spread + middle.square())]
+            parts.append(torch.tensor(count, device=x.device))
             old = self.sums.get(id(mean))
             self.sums[id(mean)] = [a + b for a, b in zip(old, parts)] if old else parts
         if self.batch_statistics:
