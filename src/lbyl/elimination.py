@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lbyl.criteria import Criterion, criteria
 from lbyl.exceptions import LbylError
-from lbyl.restore.echo import RIDGE, first_places
+from lbyl.restore.echo import RIDGE, measured_readers
 from lbyl.statistics.base import Statistics
 from lbyl.surgery import as_matrix
 from lbyl.weights import UnitWeights
@@ -37,19 +37,9 @@ class Reach:
 
 def reach(weights: UnitWeights, statistics: Statistics) -> Reach | None:
     """Covariance of a unit's channels and the Gram matrix of all that multiplies them."""
-    unit, covariance, gram = weights.unit, None, None
-    for consumer in weights.consumers:
-        moments = statistics.get(consumer.name)
-        if moments is None:
-            continue
-        channel = consumer.channel
-        if moments.columns is not None:
-            channel = channel[moments.columns[:, 0]]
-        places = first_places(channel, unit.start, unit.channels)
-        if places is None:
-            continue
+    covariance, gram = None, None
+    for consumer, moments, places in measured_readers(weights, statistics):
         _, found = moments.channel_level()
-        places = places.to(found.device)
         matrix = moments.arrange(as_matrix(weights.state[consumer.weight], consumer))
         rows = matrix.to(found)[:, places].transpose(1, 2).flatten(0, 1)  # (outputs · taps, m)
         part = rows.T @ rows

@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.exceptions import LbylError
 from lbyl.leaves import is_leaf
+from lbyl.listen import Function, Listener
 
 Inputs = Any
 """Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments."""
@@ -103,7 +104,7 @@ _DESCRIPTIONS = {
 BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Listener):
     """Writes every torch function call into a `Record`."""
 
     def __init__(self, names: Mapping[int, str], fake: bool = False) -> None:
@@ -144,14 +145,7 @@ class Recorder(TorchFunctionMode):
         self.record.stale.update(old)
         self._assign(tensor)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", str(func))
         if self.inside:  # of a leaf module, which is recorded as a whole
             return func(*args, **kwargs)

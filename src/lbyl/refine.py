@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lbyl.channels import Axis
 from lbyl.exceptions import LbylError
+from lbyl.listen import Function, NormListener
 from lbyl.record import Inputs, call_model, evaluation_mode
-from lbyl.statistics.gather import Passes, Progress, batch_norm_by_batch
+from lbyl.statistics.gather import Passes, Progress
 from lbyl.statistics.recalibrate import recalibrate
 from lbyl.statistics.sources import example_shape, image_count, procedural
 from lbyl.statistics.tone import remembered_tone
@@ -44,32 +44,25 @@ Heard = Callable[[str, int, Tensor], None]
 """Called with a reader's name, the axis its channels lie along, and what it says."""
 
 
-class Readers(TorchFunctionMode):
+class Readers(NormListener):
     """Listens to readers, and lets BatchNorm normalise by the batch where that is wanted."""
 
     def __init__(
         self, model: nn.Module, readers: Sequence[Consumer], by_batch: bool, heard: Heard
     ) -> None:
-        super().__init__()
+        super().__init__(by_batch)
         state = tensors(model)
         self.norms = {id(state[c.norm.mean]): c for c in readers if c.norm is not None}
         self.layers = {id(state[c.weight]): c for c in readers if c.norm is None}
-        self.by_batch, self.heard = by_batch, heard
+        self.heard = heard
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.batch_norm:
-            out = (batch_norm_by_batch if self.by_batch else func)(*args, **kwargs)
+            normed = self.normalise(args, kwargs)
             reader = self.norms.get(id(args[1]))
             if reader is not None:
-                self.heard(reader.name, 1, out)
-            return out
+                self.heard(reader.name, 1, normed)
+            return normed
         out = func(*args, **kwargs)
         # The weight is the second argument, or the third of addmm(bias, x, weight).
         found = [self.layers[id(x)] for x in args[1:3] if id(x) in self.layers]

@@ -6,6 +6,7 @@ original network shows on procedural images. No data, no search, any activation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +17,8 @@ from lbyl.exceptions import LbylError
 from lbyl.restore.base import Delivery, Method, Reading, identity_rows, methods, pruned_of
 
 if TYPE_CHECKING:
-    from lbyl.statistics import Statistics
+    from lbyl.statistics import Moments, Statistics
+    from lbyl.unit import Consumer
     from lbyl.weights import UnitWeights
 
 RIDGE = 0.01  # of the mean variance of the kept inputs; 1e-3 … 3e-2 make no difference
@@ -99,8 +101,18 @@ def unit_moments(
     weights: UnitWeights, statistics: Statistics | None
 ) -> tuple[Tensor, Tensor] | None:
     """Mean (m,) and covariance (m, m) of a unit's channels, where a consumer reads them all."""
+    for _, moments, places in measured_readers(weights, statistics):
+        mean, covariance = moments.channel_level()
+        return mean[places], covariance[places][:, places]
+    return None
+
+
+def measured_readers(
+    weights: UnitWeights, statistics: Statistics | None
+) -> Iterator[tuple[Consumer, Moments, Tensor]]:
+    """Consumers that read all of a unit's channels, what was measured there, and where they are."""
     if statistics is None:
-        return None
+        return
     for consumer in weights.consumers:
         moments = statistics.get(consumer.name)
         if moments is None:
@@ -110,10 +122,7 @@ def unit_moments(
             channel = channel[moments.columns[:, 0]]
         places = first_places(channel, weights.unit.start, weights.unit.channels)
         if places is not None:
-            mean, covariance = moments.channel_level()
-            places = places.to(covariance.device)
-            return mean[places], covariance[places][:, places]
-    return None
+            yield consumer, moments, places.to(moments.covariance.device)
 
 
 def unit_covariance(weights: UnitWeights, statistics: Statistics | None) -> Tensor | None:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from lbyl.listen import Function, NormListener
 from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.statistics.base import Moments, Statistics
 from lbyl.surgery import tensors
@@ -97,27 +97,17 @@ def gram(rows: Tensor) -> Tensor:
     return product
 
 
-class Listener(TorchFunctionMode):
+class Gatherer(NormListener):
     """Gathers inputs of consumers, and lets BatchNorm normalise by the batch."""
 
-    def __init__(
-        self, accumulators: dict[int, Accumulator], batch_statistics: bool, seed: int
-    ) -> None:
-        super().__init__()
+    def __init__(self, accumulators: dict[int, Accumulator], by_batch: bool, seed: int) -> None:
+        super().__init__(by_batch)
         self.accumulators = accumulators  # by the id of the consumer's weight
-        self.batch_statistics = batch_statistics
         self.generator = torch.Generator().manual_seed(seed)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.batch_norm and self.batch_statistics:
-            return batch_norm_by_batch(*args, **kwargs)
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is F.batch_norm:
+            return self.normalise(args, kwargs)
         weight = args[1] if len(args) > 1 else kwargs.get("weight")
         if id(weight) in self.accumulators and (func in CONVOLUTIONS or func is F.linear):
             self._gather(func, self.accumulators[id(weight)], args, kwargs)
@@ -149,22 +139,6 @@ class Listener(TorchFunctionMode):
             gather_linear(into, x, self.generator)
         else:
             into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit, self.generator))
-
-
-def batch_norm_by_batch(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """BatchNorm by the batch's own statistics; the running ones are neither used nor changed."""
-    if input.numel() == input.shape[1]:  # a single value a channel has no statistics
-        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
 
 
 @dataclass(frozen=True)
@@ -292,7 +266,7 @@ def run_passes(
         for c in graph.consumers.values()
     }
     start = time.perf_counter()
-    listener = Listener(accumulators, passes.batch_statistics, seed)
+    listener = Gatherer(accumulators, passes.batch_statistics, seed)
     with evaluation_mode(model), torch.no_grad():
         for step, batch in enumerate(passes.batches):
             with listener:

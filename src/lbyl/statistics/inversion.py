@@ -13,35 +13,29 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lbyl.exceptions import LbylError
+from lbyl.listen import Function, Listener
 from lbyl.record import evaluation_mode
 
 STEPS, RATE = 60, 0.05
 
 
-class Disagreement(TorchFunctionMode):
+class Disagreement(Listener):
     """Sums how far each BatchNorm's input is from its running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
         self.terms: list[Tensor] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.batch_norm and args[1] is not None:
             x, mean, var = args[:3]
             spread, middle = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
             deviation = (var + 1e-5).sqrt()
             self.terms.append((((middle - mean) / deviation) ** 2).mean())
             self.terms.append((((spread + 1e-5).sqrt() / deviation - 1) ** 2).mean())
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def invert(

@@ -8,18 +8,18 @@ images a slim network errs more than on those it was made for, so that the whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lbyl.channels import Axis
+from lbyl.listen import Function, NormListener
 from lbyl.record import call_model, evaluation_mode
 from lbyl.repair import VARIANCE_LIMITS
-from lbyl.statistics.gather import Passes, batch_norm_by_batch
+from lbyl.statistics.gather import Passes
 from lbyl.surgery import tensors
 from lbyl.unit import Graph
 
@@ -27,23 +27,16 @@ SHARE = 0.5  # of the way
 FEWER = 4  # of the images of a collection a quarter is enough: both networks see the same
 
 
-class BatchMoments(TorchFunctionMode):
+class BatchMoments(NormListener):
     """Sums what enters every BatchNorm, by the id of its running mean."""
 
-    def __init__(self, batch_statistics: bool) -> None:
-        super().__init__()
-        self.batch_statistics = batch_statistics
+    def __init__(self, by_batch: bool) -> None:
+        super().__init__(by_batch)
         self.sums: dict[int, list[Tensor]] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is not F.batch_norm:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         x, mean = args[0], args[1]
         if mean is not None:
             dims, count = [d for d in range(x.dim()) if d != 1], float(x.numel() // x.shape[1])
@@ -53,9 +46,7 @@ class BatchMoments(TorchFunctionMode):
             parts.append(torch.tensor(count, device=x.device))
             old = self.sums.get(id(mean))
             self.sums[id(mean)] = [a + b for a, b in zip(old, parts)] if old else parts
-        if self.batch_statistics:
-            return batch_norm_by_batch(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        return self.normalise(args, kwargs)
 
 
 def batch_moments(model: nn.Module, passes: Passes) -> dict[str, tuple[Tensor, Tensor]]:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lbyl.channels import Axis
+from lbyl.listen import Function, Listener
 from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.repair import VARIANCE_LIMITS
 from lbyl.restore.echo import RIDGE, solve_ridge
@@ -31,7 +31,7 @@ Repair = Callable[[Tensor, Tensor], None]
 """Takes how the output's mean moved and by what factor its variance, and puts both back."""
 
 
-class Fitter(TorchFunctionMode):
+class Fitter(Listener):
     """Listens to both runs: keeps the original's outputs, then fits the slim network's weights."""
 
     def __init__(
@@ -47,14 +47,7 @@ class Fitter(TorchFunctionMode):
         self.repairs = repairs or {}
         self.fitted: list[str] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         weight: Any = args[1] if len(args) > 1 else kwargs.get("weight")
         consumer = self.consumers.get(id(weight))
         if consumer is None or not (func in CONVOLUTIONS or func is F.linear):

@@ -7,16 +7,15 @@ Zipf's law. And text is about something: most tokens of a sequence are drawn nea
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from lbyl.listen import Function, Listener
 from lbyl.record import Inputs, call_model, evaluation_mode
 
 TOPICAL = 0.7  # share of tokens drawn from the neighbourhood of the sequence's topic
@@ -34,7 +33,7 @@ class Text:
     table: Tensor
 
 
-class _Lookups(TorchFunctionMode):
+class _Lookups(Listener):
     """Notes which of the given tensors are looked up in which table."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
@@ -42,15 +41,13 @@ class _Lookups(TorchFunctionMode):
         self.inputs = {x.data_ptr(): x for x in inputs}
         self.found: list[Text] = []
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.embedding:
             tokens, table = args[0], args[1] if len(args) > 1 else kwargs["weight"]
             given = self.inputs.get(tokens.data_ptr())
             if given is not None and given.numel() == tokens.numel():
                 self.found.append(Text(given, table.detach()))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def find_text(model: nn.Module, example_inputs: Inputs) -> Text | None:

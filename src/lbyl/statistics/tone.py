@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from lbyl.listen import Function, Listener
 from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.statistics.synthetic import procedural_images
 
@@ -71,7 +71,7 @@ class _Reached(Exception):
     """The first BatchNorm: nothing behind it has to run."""
 
 
-class FirstNorm(TorchFunctionMode):
+class FirstNorm(Listener):
     """Stops a network at its first BatchNorm and keeps what enters there."""
 
     def __init__(self) -> None:
@@ -79,17 +79,11 @@ class FirstNorm(TorchFunctionMode):
         self.found: Tensor | None = None
         self.variance: Tensor | None = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.batch_norm:
             self.found, self.variance = args[0], args[2]
             raise _Reached
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _enters(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
