@@ -248,8 +248,9 @@ def summary(runs: dict[str, Any], networks: list[str]) -> Any:
         panel.set_xlabel("filters removed by L2, %")
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy, % (nothing trained)")
-    panels[0][-1].legend(fontsize=7, loc="center right")
-    figure.tight_layout()
+    handles, names = panels[0][-1].get_legend_handles_labels()
+    figure.legend(handles, names, fontsize=8, loc="lower center", ncols=len(names))
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     return figure
 
 
