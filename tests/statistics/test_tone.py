@@ -59,6 +59,15 @@ def test_parts_of_an_image_add_up_to_it(shape: tuple[int, ...]) -> None:
     assert torch.allclose(whole(images), images, atol=1e-5)
 
 
+def test_images_do_not_depend_on_how_many_are_toned_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = procedural_images(5, (3, 12, 16))
+    whole = Tone(GAINS)(images)
+    monkeypatch.setattr(tones, "PIXELS", 2 * 12 * 16)
+    assert torch.allclose(Tone(GAINS)(images), whole, atol=1e-6)
+
+
 def test_fine_parts_are_fine_and_grey_parts_are_grey() -> None:
     images = procedural_images(8, (3, 32, 32))
     fine = Tone(torch.tensor([[1.0] * 3, [0.0] * 3, [0.0] * 3, [0.0] * 3]))(images)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ from lbyl.statistics.synthetic import procedural_images
 
 BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the bands
 PRIOR = 0.01  # how much a gain that is far from one costs, in squared logarithms
-LOOKS, WINDOW = 64, 64  # images to look at, and their middle, in pixels a side
+LOOKS, FEWEST, PIXELS = 64, 16, 1 << 22  # images to look at; large ones are fewer
+WINDOW = 64  # pixels a side: their middle tells it
 PLACES = 32  # a side of what a filter gives: more say little new
 ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
 LINEAR = 1e-2  # the largest part of a response that parts may fail to add up to
@@ -44,9 +45,19 @@ class Tone:
         axes = colour_axes(images.shape[1]).to(images)
         bands = band_filters(images.shape[2:]).to(images)
         transfer = torch.einsum("bhw,ba->ahw", bands, self.gains.to(images))
-        parts = torch.einsum("ac,nchw->nahw", axes, images)
-        shaped = torch.fft.irfft2(torch.fft.rfft2(parts) * transfer, s=images.shape[2:])
-        return torch.einsum("ac,nahw->nchw", axes, shaped)
+
+        def shape(some: Tensor) -> Tensor:
+            parts = torch.einsum("ac,nchw->nahw", axes, some)
+            shaped = torch.fft.irfft2(torch.fft.rfft2(parts) * transfer, s=some.shape[2:])
+            return torch.einsum("ac,nahw->nchw", axes, shaped)
+
+        # Transforms take several times the memory of what they transform.
+        return torch.cat([shape(some) for some in images.split(_at_once(images.shape))])
+
+
+def _at_once(shape: Sequence[int]) -> int:
+    """How many images of a shape (…, height, width) to work on at a time."""
+    return max(1, PIXELS // (shape[-2] * shape[-1]))
 
 
 def colour_axes(channels: int) -> Tensor:
@@ -113,7 +124,8 @@ def remembered_tone(model: nn.Module, example_inputs: Inputs) -> Tone | None:
         return None  # found out in no time; asking would run the whole network
     shape, example = examples[0].shape[1:], examples[0]
     device = next((p.device for p in model.parameters()), example.device)
-    images = procedural_images(LOOKS, tuple(shape), device=device)
+    count = max(FEWEST, min(LOOKS, _at_once(shape)))
+    images = procedural_images(count, tuple(shape), device=device)
     top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
     images = images[:, :, top : top + WINDOW, left : left + WINDOW]
 
