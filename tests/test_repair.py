@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import lbyl
 from lbyl.plan import Plan
 from lbyl.repair import REPAIRS, VARIANCE_LIMITS, Shift, repaired
-from lbyl.statistics.recalibrate import FEWER, batch_moments
-from lbyl.statistics.sources import fewer
+from lbyl.statistics.recalibrate import batch_moments
+from lbyl.statistics.sources import Unseen
 from lbyl.surgery import surviving_indices, tensors
 from lbyl.unit import Consumer
 from networks import build, consumer_samples, example
@@ -121,7 +121,7 @@ def test_network_repair_goes_half_the_way_of_a_second_pass() -> None:
     layers = lbyl.compress(model, x, 0.5, repair="mean+variance", **given)
     whole = lbyl.compress(model, x, 0.5, repair="network", **given)
     indices = surviving_indices(graph, layers.plan.kept)
-    passes = fewer(model, x, FEWER, seed=0)
+    passes = Unseen(model, x, 0).few
     old, new = batch_moments(model, passes), batch_moments(layers.model, passes)
     before, held, found = (tensors(m) for m in (model, layers.model, whole.model))
     for norm in graph.norms:

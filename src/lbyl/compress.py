@@ -19,17 +19,17 @@ from lbyl.pipeline import Progress, Restoration, restore
 from lbyl.plan import Plan
 from lbyl.ratios import Ratio, counts
 from lbyl.record import Inputs
-from lbyl.refine import check_steps, endless, own_inputs
+from lbyl.refine import check_steps, own_inputs
 from lbyl.refine import refine as refine_slim
 from lbyl.repair import check_repair
 from lbyl.restore import Method, methods
 from lbyl.result import Result, Row, Size
 from lbyl.statistics import Statistics, collect
 from lbyl.statistics.analytic import analytic_statistics
-from lbyl.statistics.recalibrate import FEWER, recalibrate
+from lbyl.statistics.recalibrate import recalibrate
 from lbyl.statistics.sequential import fit_sequentially
+from lbyl.statistics.sources import Unseen
 from lbyl.statistics.sources import calibration as calibration_passes
-from lbyl.statistics.sources import fewer
 from lbyl.surgery import surviving_indices
 from lbyl.trace import check_model, trace
 from lbyl.unit import Graph
@@ -112,14 +112,14 @@ def compress(
     plan.check(graph)
     clock.lap("plan")
     done = restore(model, graph, plan, how, statistics, mend, progress)
-    indices = surviving_indices(graph, plan.kept)
+    indices, unseen = surviving_indices(graph, plan.kept), Unseen(model, example_inputs, seed)
     if sequential:
         fit_in_order(model, done.model, graph, indices, calibration)
     elif mend == "network" and statistics is not None and statistics.source == "procedural":
-        settle(model, done.model, example_inputs, graph, indices, seed)
+        settle(model, done.model, graph, indices, unseen)
     clock.lap("restore")
     if refine:
-        bend(model, done.model, example_inputs, graph, indices, refine, calibration, seed, progress)
+        bend(model, done.model, graph, indices, refine, calibration, unseen, progress)
         clock.lap("refine")
     sizes = Size.of(model, graph), Size.of(done.model, graph)
     rows, names = tuple(_rows(plan, done)), (how.name, chosen.name, mend)
@@ -166,35 +166,30 @@ def fit_in_order(
 def settle(
     model: nn.Module,
     slim: nn.Module,
-    example_inputs: Inputs,
     graph: Graph,
     indices: Mapping[Axis, Tensor],
-    seed: int,
+    unseen: Unseen,
 ) -> None:
     """Run both networks once more for what repairs by layer cannot know (slim is changed)."""
     if graph.norms and indices:
-        passes = fewer(model, example_inputs, FEWER, seed=seed)
-        recalibrate(model, slim, graph, indices, passes)
+        recalibrate(model, slim, graph, indices, unseen.few)
 
 
 def bend(
     model: nn.Module,
     slim: nn.Module,
-    example_inputs: Inputs,
     graph: Graph,
     indices: Mapping[Axis, Tensor],
     steps: int,
     calibration: Iterable[Any] | Tensor | None,
-    seed: int,
+    unseen: Unseen,
     progress: Progress | None,
 ) -> None:
     """Refine the slim model on procedural inputs, or on the user's own."""
-    settling = None
     if calibration is None:
-        inputs = endless(model, example_inputs, seed)
-        settling = fewer(model, example_inputs, FEWER, seed=seed)
+        inputs, settling = unseen.endless(), unseen.few
     else:
-        inputs = own_inputs(calibration_passes(model, calibration))
+        inputs, settling = own_inputs(calibration_passes(model, calibration)), None
     refine_slim(model, slim, graph, indices, steps, inputs, settling, progress)
 
 

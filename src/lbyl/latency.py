@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lbyl.exceptions import LbylError
-from lbyl.record import Inputs, call_model, evaluation_mode
+from lbyl.record import Inputs, call_model, device_of, evaluation_mode
 
 WARM_UP = 3
 
@@ -121,7 +121,7 @@ def _onnx_runner(
 @contextmanager
 def _ready(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode on a device, undone afterwards."""
-    home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    home = device_of(model)
     with evaluation_mode(model):
         model.to(device)
         try:

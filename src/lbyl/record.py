@@ -333,6 +333,11 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
     return model(inputs)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is; one without parameters is nowhere else than on the CPU."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Without torch's threads: following shapes and labels is thousands of tiny operations.

@@ -27,8 +27,6 @@ from lbyl.listen import Function, NormListener
 from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.statistics.gather import Passes, Progress
 from lbyl.statistics.recalibrate import recalibrate
-from lbyl.statistics.sources import example_shape, image_count, procedural
-from lbyl.statistics.tone import remembered_tone
 from lbyl.surgery import readers_cut, tensors
 from lbyl.unit import Consumer, Graph
 
@@ -37,7 +35,6 @@ TRIAL, SMALLER, TRIES = 4, 3, 5  # steps after which to look, and to begin again
 HARM = 1.02  # made the distance so much larger: by less, it may be chance
 PATIENT = 100  # with fewer steps than this each is smaller, for there are few to undo its noise
 BETAS = (0.9, 0.99)  # of Adam, whose usual long memory of squares is no use in tens of steps
-PART, FEWEST = 8, 64  # a step sees this part of a collection's images, but so many at least
 ANY_VARIANCE = (1e-6, 1e6)  # filters that bend may change the scale of what they give
 
 Heard = Callable[[str, int, Tensor], None]
@@ -226,12 +223,3 @@ def own_inputs(passes: Passes) -> Iterator[Inputs]:
     """A user's own inputs over and over; the first are set aside to judge by, if there are more."""
     batches = list(passes.batches)
     return itertools.chain(batches[:1], itertools.cycle(batches[1:] or batches))
-
-
-def endless(model: nn.Module, example_inputs: Inputs, seed: int) -> Iterator[Inputs]:
-    """Procedural inputs without end, none of which a collection with this seed has seen."""
-    count = max(FEWEST, image_count(example_shape(example_inputs)) // PART)
-    tone = remembered_tone(model, example_inputs)
-    for place in itertools.count(2):  # 0 is the collection's, 1 that of the second pass
-        made = procedural(model, example_inputs, count=count, seed=seed + place, tone=tone)
-        yield from made.batches

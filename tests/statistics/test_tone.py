@@ -37,6 +37,12 @@ def disagreement(model: nn.Sequential, images: Tensor) -> float:
     return float((seen / model[1].running_var).log().std())
 
 
+def tone_of(model: nn.Module, side: int = 32) -> Tone:
+    found = remembered_tone(model, torch.zeros(1, 3, side, side))
+    assert found is not None
+    return found
+
+
 def roughness(images: Tensor) -> float:
     return float((images[..., 1:] - images[..., :-1]).var() / images.var())
 
@@ -93,8 +99,7 @@ def test_gains_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_layer_tells_the_tone_of_its_images() -> None:
     model = stem()
     remember(model, Tone(GAINS)(procedural_images(200, (3, 32, 32), seed=5)))
-    found = remembered_tone(model, torch.zeros(1, 3, 32, 32))
-    assert found is not None
+    found = tone_of(model)
     fresh = procedural_images(200, (3, 32, 32), seed=9)
     assert disagreement(model, fresh) > 0.25
     assert disagreement(model, found(fresh)) < 0.08
@@ -107,16 +112,14 @@ def test_the_first_layer_tells_the_tone_of_its_images() -> None:
 def test_images_that_agree_already_stay_as_they_are() -> None:
     model = stem()
     remember(model, procedural_images(300, (3, 32, 32), seed=5))
-    found = remembered_tone(model, torch.zeros(1, 3, 32, 32))
-    assert found is not None
+    found = tone_of(model)
     assert float((found.gains.log()).abs().max()) < 0.15
 
 
 def test_a_window_of_large_images_is_enough() -> None:
     model = stem()
     remember(model, Tone(GAINS)(procedural_images(32, (3, 160, 160), seed=5)))
-    found = remembered_tone(model, torch.zeros(1, 3, 160, 160))
-    assert found is not None
+    found = tone_of(model, 160)
     fresh = procedural_images(32, (3, 160, 160), seed=9)
     assert disagreement(model, found(fresh)) < 0.4 * disagreement(model, fresh)
 
@@ -150,10 +153,9 @@ def test_switched_off_filters_have_no_say() -> None:
     model = stem()
     remember(model, Tone(GAINS)(procedural_images(200, (3, 32, 32), seed=5)))
     with torch.no_grad():
-        before = remembered_tone(model, torch.zeros(1, 3, 32, 32))
+        before = tone_of(model)
         model[1].running_var[:3] = 1e-12
-        after = remembered_tone(model, torch.zeros(1, 3, 32, 32))
-    assert before is not None and after is not None
+        after = tone_of(model)
     assert torch.allclose(before.gains, after.gains, rtol=0.1)
 
 

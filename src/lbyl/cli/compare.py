@@ -11,7 +11,7 @@ import typer
 from lbyl.cli import options as o
 from lbyl.cli.errors import guarded
 from lbyl.cli.job import follow, run_once
-from lbyl.cli.screen import Screen, bold, human, table
+from lbyl.cli.screen import Screen, bold, human, some, table
 from lbyl.cli.setup import as_classifier, build, calibration_batches, load_images, measure
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ def compare(
     debug: o.Debug = False,
 ) -> None:
     """Try several methods, criteria and ratios on one network and put them side by side."""
-    from lbyl.result import refined
-
     screen = Screen(json, quiet)
     chosen = [o.parse_method(name) for name in method]
     rules = [o.parse_criterion(name, seed) for name in criterion]
@@ -89,9 +87,7 @@ def compare(
     )
     show(screen, model, original, rows)
     if refine:
-        screen.say(
-            f"[dim]each{refined(refine).removeprefix(',')} of gradient after it was restored[/]"
-        )
+        screen.say(f"[dim]each restored, then refined by {some(refine, 'step')} of gradient[/]")
 
 
 def runs(method: Any) -> bool:

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 Target = Annotated[Path, typer.Argument(help="Picture to write.")]
 Count = Annotated[int, typer.Option(min=1, max=4096, help="How many.")]
 Shape = Annotated[str | None, typer.Option("--input-size", help="32, or a whole shape (1x28x28).")]
-Model = Annotated[
-    str | None,
-    typer.Option(help="Images as this network gets them.", autocompletion=o.complete_model),
-]
 
 
 @guarded
@@ -31,7 +27,7 @@ def images(
     out: Target = Path("preview.png"),
     count: Count = 64,
     input_size: Shape = None,
-    model: Model = None,
+    model: o.ShownTo = None,
     weights: o.Weights = None,
     classes: o.Classes = None,
     seed: o.Seed = 0,

@@ -45,8 +45,10 @@ class Job:
         graph = follow(screen, network, **self.graph)
         if "ratio" in self.choice:  # before anything takes long
             check_ratio(graph, self.choice["ratio"])
-        statistics, batches = None, calibration_batches(screen, network, calibration)
-        if graph.units and self._runs(calibration):
+        running, statistics, batches = graph.units and self._runs(calibration), None, None
+        if running or self.choice.get("refine"):
+            batches = calibration_batches(screen, network, calibration)
+        if running:
             statistics = run_once(screen, network, graph, batches, self.seed, self.images)
         with screen.stage("removing filters and restoring") as tick:
             result = lbyl.compress(

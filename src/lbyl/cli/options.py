@@ -81,6 +81,12 @@ CALIBRATION = "Your own images, without labels, instead of procedural ones."
 COUNT = "How many procedural images, or 'inversion' (slower, better)."
 RATIO = "Share of filters that go: 0.3, or 'layer4.*=0.5' (may be repeated)."
 
+ShownTo = Annotated[
+    str | None,
+    _network(
+        "--model", metavar="MODEL", help="Images as it gets them.", autocompletion=complete_model
+    ),
+]
 Weights = Annotated[str | None, _network(metavar="FILE", help=WEIGHTS)]
 InputSize = Annotated[str | None, _network(metavar="SIZE", help="224, or a shape: 1x28x28.")]
 Classes = Annotated[int | None, _network(metavar="N", help="Classes, if not the usual number.")]

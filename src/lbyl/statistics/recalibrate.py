@@ -24,7 +24,6 @@ from lbyl.surgery import tensors
 from lbyl.unit import Graph
 
 SHARE = 0.5  # of the way
-FEWER = 4  # of the images of a collection a quarter is enough: both networks see the same
 
 
 class BatchMoments(NormListener):

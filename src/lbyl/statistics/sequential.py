@@ -20,7 +20,7 @@ from lbyl.listen import Function, Listener
 from lbyl.record import Inputs, call_model, evaluation_mode
 from lbyl.repair import VARIANCE_LIMITS
 from lbyl.restore.echo import RIDGE, solve_ridge
-from lbyl.statistics.gather import CONVOLUTIONS, FEATURE_LIMIT, Geometry, patches_of, thin
+from lbyl.statistics.gather import CONVOLUTIONS, FEATURE_LIMIT, Geometry, gram, patches_of, thin
 from lbyl.surgery import readers_cut, tensors
 from lbyl.unit import Consumer, Graph
 
@@ -64,7 +64,7 @@ class Fitter(Listener):
         target = self.targets.pop(consumer.name).double()
         mean_in, mean_out = x.mean(0), target.mean(0)
         x, centred = x - mean_in, target - mean_out
-        new = solve_ridge((centred.T @ x) / len(x), (x.T @ x) / len(x), RIDGE)
+        new = solve_ridge((centred.T @ x) / len(x), gram(x) / len(x), RIDGE)
         ratio = ((x @ new.T).square().mean(0) + 1e-12) / (centred.square().mean(0) + 1e-12)
         weight.copy_(new.reshape(weight.shape))
         self.repairs[consumer.name](new @ mean_in - mean_out, ratio.clamp(*VARIANCE_LIMITS))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.exceptions import LbylError
-from lbyl.record import Inputs
+from lbyl.record import Inputs, device_of
 from lbyl.statistics.gather import Passes, Progress
 from lbyl.statistics.synthetic import procedural_images
 from lbyl.statistics.tokens import find_text, random_text
@@ -21,6 +23,8 @@ from lbyl.statistics.tone import Tone, remembered_tone
 
 REMEMBERED: Literal["remembered"] = "remembered"
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once
+FEWER = 4  # for the second pass a quarter of a collection is enough: both networks see the same
+PART, FEWEST = 8, 64  # a step of refinement sees this part of one, but so many at least
 
 
 def image_count(shape: tuple[int, ...]) -> int:
@@ -41,7 +45,7 @@ def procedural(
     Images come in the tone that the network remembers, unless one is given (None: as painted).
     """
     start = time.perf_counter()
-    device = _device(model)
+    device = device_of(model)
     example_inputs = tree_map_only(Tensor, lambda x: x.to(device), example_inputs)
     if _takes_lists(example_inputs):
         batches = _image_lists(example_inputs, count or LISTED, seed, device)
@@ -76,11 +80,34 @@ def example_shape(example_inputs: Inputs) -> tuple[int, ...]:
     return tuple(first.shape[1:])
 
 
-def fewer(model: nn.Module, example_inputs: Inputs, divisor: int, *, seed: int) -> Passes:
-    """Procedural inputs that a collection with this seed has not seen, a fraction as many."""
-    listed = _takes_lists(example_inputs)
-    total = LISTED if listed else image_count(example_shape(example_inputs))
-    return procedural(model, example_inputs, count=max(8, total // divisor), seed=seed + 1)
+@dataclass(frozen=True)
+class Unseen:
+    """Procedural inputs that a collection with this seed has not seen, all in one tone."""
+
+    model: nn.Module
+    example_inputs: Inputs
+    seed: int
+
+    @cached_property
+    def tone(self) -> Tone | None:
+        return remembered_tone(self.model, self.example_inputs)
+
+    @cached_property
+    def few(self) -> Passes:
+        """Those of the second pass."""
+        listed = _takes_lists(self.example_inputs)
+        total = LISTED if listed else image_count(example_shape(self.example_inputs))
+        return self._drawn(max(8, total // FEWER), 1)
+
+    def endless(self) -> Iterator[Inputs]:
+        """Others, drawn anew as long as they are asked for."""
+        count = max(FEWEST, image_count(example_shape(self.example_inputs)) // PART)
+        for place in itertools.count(2):
+            yield from self._drawn(count, place).batches
+
+    def _drawn(self, count: int, place: int) -> Passes:
+        seed = self.seed + place  # 0 is the collection's
+        return procedural(self.model, self.example_inputs, count=count, seed=seed, tone=self.tone)
 
 
 LISTED = 32  # images for detectors, which make them large
@@ -135,7 +162,7 @@ def inverted(model: nn.Module, passes: Passes, progress: Progress | None = None)
 
 def calibration(model: nn.Module, loader: Iterable[Any], *, limit: int | None = None) -> Passes:
     """A user's own unlabelled inputs; labels that come along are ignored."""
-    device = _device(model)
+    device = device_of(model)
     if isinstance(loader, Tensor):
         loader = list(loader.split(256))
     batches = list(_unlabelled(loader, device, limit))
@@ -161,7 +188,3 @@ def _unlabelled(loader: Iterable[Any], device: torch.device, limit: int | None) 
         seen += first.shape[0]
         if limit is not None and seen >= limit:
             return
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))

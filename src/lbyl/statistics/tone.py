@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.listen import Function, Listener
-from lbyl.record import Inputs, call_model, evaluation_mode
+from lbyl.record import Inputs, call_model, device_of, evaluation_mode
 from lbyl.statistics.synthetic import procedural_images
 
 BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the bands
@@ -79,36 +79,30 @@ def band_filters(size: tuple[int, ...] | torch.Size) -> Tensor:
 
 
 class _Reached(Exception):
-    """The first BatchNorm: nothing behind it has to run."""
+    """The first BatchNorm: what enters it, and the variance it remembers. The rest need not run."""
 
 
 class FirstNorm(Listener):
-    """Stops a network at its first BatchNorm and keeps what enters there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Tensor | None = None
-        self.variance: Tensor | None = None
+    """Stops a network at its first BatchNorm."""
 
     def hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.batch_norm:
-            self.found, self.variance = args[0], args[2]
-            raise _Reached
+            raise _Reached(args[0], args[2])
         return func(*args, **kwargs)
 
 
 def _enters(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
     """What enters the first BatchNorm (n, filters, height, width), and what it remembers."""
-    listener = FirstNorm()
     try:
-        with listener:
+        with FirstNorm():
             call_model(model, inputs)
-    except _Reached:
-        pass
+    except _Reached as end:
+        found, variance = end.args
     except Exception:  # a network that does not take a part of an image is not asked
         return None
-    found, variance = listener.found, listener.variance
-    if found is None or variance is None or found.dim() != 4:
+    else:
+        return None
+    if variance is None or found.dim() != 4:
         return None
     steps = [math.ceil(side / PLACES) for side in found.shape[2:]]
     return found[..., :: steps[0], :: steps[1]].float(), variance
@@ -122,15 +116,14 @@ def remembered_tone(model: nn.Module, example_inputs: Inputs) -> Tone | None:
         return None
     if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         return None  # found out in no time; asking would run the whole network
-    shape, example = examples[0].shape[1:], examples[0]
-    device = next((p.device for p in model.parameters()), example.device)
+    shape, dtype = tuple(examples[0].shape[1:]), examples[0].dtype
     count = max(FEWEST, min(LOOKS, _at_once(shape)))
-    images = procedural_images(count, tuple(shape), device=device)
+    images = procedural_images(count, shape, device=device_of(model))
     top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
     images = images[:, :, top : top + WINDOW, left : left + WINDOW]
 
     def ask(images: Tensor) -> tuple[Tensor, Tensor] | None:
-        given = tree_map_only(Tensor, lambda _: images.to(example.dtype), example_inputs)
+        given = tree_map_only(Tensor, lambda _: images.to(dtype), example_inputs)
         return _enters(model, given)
 
     with evaluation_mode(model):
@@ -141,7 +134,7 @@ def remembered_tone(model: nn.Module, example_inputs: Inputs) -> Tone | None:
     alive = wanted > SEEN * wanted.mean()
     if not bool(alive.any()):
         return None
-    gains = fit_gains(products[alive], wanted[alive]).reshape(len(BLURS) + 1, -1)
+    gains = fit_gains(products[alive], wanted[alive]).reshape(-1, shape[0])
     # Gains that are all larger alike say nothing: images keep their strength.
     return Tone(gains * float(images.std() / Tone(gains)(images).std().clamp(min=1e-12)))
 
@@ -158,7 +151,7 @@ def _products(
         return None
     responses = []
     for gains in torch.eye((len(BLURS) + 1) * images.shape[1]):
-        part = ask(Tone(gains.reshape(len(BLURS) + 1, -1))(images))
+        part = ask(Tone(gains.reshape(-1, images.shape[1]))(images))
         assert part is not None  # what took the whole takes a part
         responses.append(part[0] - nothing[0])
     rows = torch.stack(responses)
