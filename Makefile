@@ -10,7 +10,7 @@ help:
 	@echo "make demo      prune and restore the network that ships with the package"
 	@echo "make test      the fast tests (set-up included)"
 	@echo "make test-all  every test, those on real models and data too"
-	@echo "make lint      ruff and mypy"
+	@echo "make lint      ruff, mypy and the order of imports"
 	@echo "make bench     the benchmarks, small settings"
 	@echo "make docs      the documentation site, warnings are errors"
 
@@ -32,9 +32,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/lenet_fashionmnist.py
+	$(BIN)/python -m benchmarks.lenet_fashionmnist
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"

@@ -1,7 +1,7 @@
 """Global adaptive pruning: each layer loses filters until its error would pass a threshold.
 
-    python benchmarks/adaptive.py                # ResNet-50/CIFAR-100, thresholds 0.1, 0.3, 0.5
-    python benchmarks/adaptive.py --small        # ResNet-20 on 1,000 images, two cores
+    python -m benchmarks.adaptive              # ResNet-50/CIFAR-100, thresholds 0.1, 0.3, 0.5
+    python -m benchmarks.adaptive --small        # ResNet-20 on 1,000 images, two cores
 
 Each layer's ratio grows by 10 % as long as its weighted average reconstruction error (WARE) stays
 within the threshold, and no further than 50 %: the paper's three methods end at one and the same
@@ -12,60 +12,46 @@ from procedural images, and beside it from real ones.
 from __future__ import annotations
 
 import argparse
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor, nn
+from typing import Any
 
 import lbyl
-import paper
-from harness import print_table, pyplot, save_results
-from lbyl.statistics import Statistics
-from restoration import Bench, prepare
+from benchmarks.common import paper
+from benchmarks.common.environment import default_device
+from benchmarks.common.networks import Case, load_case
+from benchmarks.common.plots import pyplot
+from benchmarks.common.results import save_results
+from benchmarks.common.tables import print_table
+from lbyl.methods import LBYL, NeuronMerging
+from lbyl.result import Estimate
 
 THRESHOLDS = (0.1, 0.3, 0.5)
 STEP, MOST = 0.1, 0.5
+LAMBDA1, LAMBDA2 = paper.LAMBDAS["resnet50_cifar100"]["l2"][2]
 # LBYL's λ: what the paper prints for ResNet-50/CIFAR-100 at 30 %, for every step alike.
 METHODS: dict[str, Any] = {
     "none": "none",
-    "neuron-merging": lbyl.NeuronMerging(variant="released"),
-    "lbyl": lbyl.LBYL(*paper.LAMBDAS["resnet50_cifar100"]["l2"][2], variant="released"),
+    "neuron-merging": NeuronMerging(variant="released"),
+    "lbyl": LBYL(lambda1=LAMBDA1, lambda2=LAMBDA2, variant="released"),
     "echo": "echo",
 }
 
 
-class Traced(Protocol):
-    """A network with its graph, as every benchmark holds one."""
-
-    model: nn.Module
-    example: Tensor
-    graph: lbyl.Graph
-
-
-def adaptive_ratios(
-    network: Traced, method: Any, threshold: float, statistics: Statistics | None = None
-) -> dict[str, float]:
+def adaptive_ratios(prepared: lbyl.Prepared, method: Any, threshold: float) -> dict[str, float]:
     """For every layer the largest ratio whose WARE, and that of all smaller ones, is allowed."""
-    return allowed(predicted(network, method, statistics), threshold)
+    return allowed(predicted(prepared, method), threshold)
 
 
-def predicted(network: Traced, method: Any, statistics: Statistics | None) -> lbyl.Estimate:
+def predicted(prepared: lbyl.Prepared, method: Any) -> Estimate:
     """The errors of every layer at every step, which serve all thresholds."""
     steps = tuple(round(STEP * i, 2) for i in range(1, round(MOST / STEP) + 1))
-    return lbyl.estimate(
-        network.model,
-        network.example,
-        steps,
-        methods=(method,),
-        graph=network.graph,
-        statistics=statistics,
-    )
+    return prepared.estimate(steps, methods=(method,))
 
 
-def allowed(found: lbyl.Estimate, threshold: float) -> dict[str, float]:
-    ratios: dict[str, float] = dict.fromkeys((row.unit for row in found.rows), 0.0)
+def allowed(errors: Estimate, threshold: float) -> dict[str, float]:
+    """Layer → the largest ratio before its error passes the threshold."""
+    ratios: dict[str, float] = dict.fromkeys((row.unit for row in errors.rows), 0.0)
     stopped: set[str] = set()
-    for row in sorted(found.rows, key=lambda row: row.ratio):
+    for row in sorted(errors.rows, key=lambda row: row.ratio):
         if row.ware > threshold:
             stopped.add(row.unit)
         elif row.unit not in stopped:
@@ -73,16 +59,17 @@ def allowed(found: lbyl.Estimate, threshold: float) -> dict[str, float]:
     return ratios
 
 
-def measure(bench: Bench) -> list[dict[str, Any]]:
+def measure(case: Case) -> list[dict[str, Any]]:
+    """A row for every source of WARE, threshold and method."""
     rows = []
     for source in ("procedural", "real"):
-        errors = {n: predicted(bench, m, bench.source(source)) for n, m in METHODS.items()}
+        errors = {n: predicted(case.prepared(source), m) for n, m in METHODS.items()}
         for threshold in THRESHOLDS:
             for name, method in METHODS.items():
                 ratios = allowed(errors[name], threshold)
-                result = bench.compress(ratios, "l2", method, "procedural")
+                result = case.prepared().compress(ratios, criterion="l2", method=method)
                 figures = {
-                    "accuracy": bench.accuracy(result.model),
+                    "accuracy": case.accuracy(result.model),
                     "parameters": result.after.parameters,
                     "macs": result.after.macs,
                 }
@@ -130,17 +117,17 @@ def plot(network: str, base: float, rows: list[dict[str, Any]]) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", default="resnet50_cifar100")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=default_device())
     parser.add_argument("--limit", type=int, help="test images to use")
     parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
     options = parser.parse_args()
     network = "resnet20_cifar10" if options.small else options.network
-    bench = prepare(network, options.device, 1000 if options.small else options.limit)
-    base, rows = bench.accuracy(bench.model), measure(bench)
+    case = load_case(network, options.device, 1000 if options.small else options.limit)
+    base, rows = case.accuracy(case.network.model), measure(case)
     show(network, rows)
     data = {"network": network, "base": base, "rows": rows}
     name = "adaptive-small" if options.small else "adaptive"
-    print("kept in", save_results(name, data, plot(network, base, rows)))
+    print("stored in", save_results(name, data, plot(network, base, rows)))
 
 
 if __name__ == "__main__":

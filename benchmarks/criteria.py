@@ -1,8 +1,8 @@
 """The paper's large tables: every criterion, ratio and method, and what predicts the accuracy.
 
-    python benchmarks/criteria.py [--networks vgg16_cifar10,...] [--jobs 8]
-    python benchmarks/criteria.py --networks resnet34_imagenet --weights resnet34-b627a593.pth
-    python benchmarks/criteria.py --small      # ResNet-20, minutes on two cores
+    python -m benchmarks.criteria [--networks vgg16_cifar10,...] [--jobs 8]
+    python -m benchmarks.criteria --networks resnet34_imagenet --weights resnet34-b627a593.pth
+    python -m benchmarks.criteria --small      # ResNet-20, minutes on two cores
 
 `lbyl` and `neuron-merging` are the published code's variants with the hyperparameters that the
 paper prints for each cell; `lbyl, theorem` has the same. Beside each accuracy stand RE, BE and
@@ -13,6 +13,7 @@ accuracy over all settings can be told.
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,12 +22,16 @@ from typing import Any
 import torch
 
 import lbyl
-import paper
-from harness import RESULTS, print_table, pyplot, save_figure, save_results
-from jobs import Ledger, chosen, run_parallel
-from lbyl.estimate import moment_ware
-from lbyl.weights import unit_weights
-from restoration import Bench, prepare
+from benchmarks.common import paper
+from benchmarks.common.environment import default_device, results_dir
+from benchmarks.common.jobs import Ledger, matching, run_parallel
+from benchmarks.common.networks import Case, load_case
+from benchmarks.common.plots import pyplot
+from benchmarks.common.results import save_figure, save_results
+from benchmarks.common.tables import print_table
+from lbyl.graph.weights import unit_weights
+from lbyl.methods import LBYL, Method, NeuronMerging
+from lbyl.restoring.error_terms import error_terms, moment_ware
 
 NETWORKS = ("vgg16_cifar10", "resnet50_cifar100", "mobilenet_v2_imagenet")
 PLAIN = ("l2", "l2-gm", "l1")
@@ -41,8 +46,18 @@ RATIOS = {
 OTHERWISE = (7e-5, 0.05)
 # Methods that choose the channels themselves: one row of theirs serves every criterion.
 CHOOSING = ("coreset", "fold")
-COLUMNS = ("none", "neuron-merging", "one-to-one", "lbyl", "lbyl, theorem", "coreset", "fold")
-COLUMNS += ("moments", "echo", "echo, real images")
+COLUMNS = (
+    "none",
+    "neuron-merging",
+    "one-to-one",
+    "lbyl",
+    "lbyl, theorem",
+    "coreset",
+    "fold",
+    "moments",
+    "echo",
+    "echo, real images",
+)
 
 
 def methods(network: str, criterion: str, ratio: float) -> Iterator[tuple[str, Any, str]]:
@@ -50,13 +65,14 @@ def methods(network: str, criterion: str, ratio: float) -> Iterator[tuple[str, A
     if criterion == "own":
         yield from ((name, name, "procedural") for name in CHOOSING)
         return
-    lambdas = _cell(paper.LAMBDAS, network, criterion, ratio) or OTHERWISE
+    first, second = _cell(paper.LAMBDAS, network, criterion, ratio) or OTHERWISE
     threshold, balance = _cell(paper.MERGING, network, criterion, ratio) or (0.1, 0.85)
+    merging = NeuronMerging(balance=balance, threshold=threshold, variant="released")
     yield "none", "none", "procedural"
-    yield "neuron-merging", lbyl.NeuronMerging(balance, threshold, "released"), "procedural"
+    yield "neuron-merging", merging, "procedural"
     yield "one-to-one", "one-to-one", "procedural"
-    yield "lbyl", lbyl.LBYL(*lambdas, variant="released"), "procedural"
-    yield "lbyl, theorem", lbyl.LBYL(*lambdas, variant="theorem"), "procedural"
+    yield "lbyl", LBYL(lambda1=first, lambda2=second, variant="released"), "procedural"
+    yield "lbyl, theorem", LBYL(lambda1=first, lambda2=second, variant="theorem"), "procedural"
     yield "moments", "moments", "analytic"
     yield "echo", "echo", "procedural"
     yield "echo, real images", "echo", "real"
@@ -69,32 +85,34 @@ def _cell(table: Any, network: str, criterion: str, ratio: float) -> Any:
 
 def settings(networks: list[str]) -> list[str]:
     """network/criterion, those that take long first."""
-    found = [
+    keys = [
         f"{network}/{criterion}"
         for network in networks
         for criterion in ("own", *CRITERIA.get(network, (*PLAIN, *paper.RANDOM)))
     ]
-    return sorted(found, key=lambda key: "resnet50" not in key)
+    return sorted(keys, key=lambda key: "resnet50" not in key)
 
 
 def measure(
-    bench: Bench, criterion: str, columns: Sequence[str], earlier: dict[str, Any]
+    case: Case, criterion: str, columns: Sequence[str], earlier: dict[str, Any]
 ) -> dict[str, Any]:
     """All ratios of one criterion, ratio → column → figures, on top of `earlier` ones."""
     rows: dict[str, Any] = {}
-    for ratio in RATIOS.get(bench.name, paper.RATIOS):
+    for ratio in RATIOS.get(case.name, paper.RATIOS):
         cells = dict(earlier.get(f"{ratio:g}", {}))
-        for column, method, source in methods(bench.name, criterion, ratio):
+        for column, method, source in methods(case.name, criterion, ratio):
             if column not in columns:
                 continue
-            rule = "l2" if criterion == "own" else criterion
-            result = bench.compress(ratio, rule, method, source)
+            # Analytic statistics are what a method takes by itself where no data are given.
+            prepared = case.prepared("procedural" if source == "analytic" else source)
+            choice = None if criterion == "own" else criterion
+            result = prepared.compress({"*": ratio}, criterion=choice, method=method)
             cells[column] = {
-                "accuracy": bench.accuracy(result.model),
-                **errors_of(bench, result, lbyl.methods.resolve(method), source),
+                "accuracy": case.accuracy(result.model),
+                **errors_of(case, result.plan, lbyl.methods.resolve(method), source),
             }
         rows[f"{ratio:g}"] = cells
-        print(bench.name, criterion, ratio, _brief(cells), flush=True)
+        print(case.name, criterion, ratio, _brief(cells), flush=True)
     return rows
 
 
@@ -102,23 +120,22 @@ def _brief(cells: dict[str, Any]) -> str:
     return ", ".join(f"{name} {cell['accuracy']:.2f}" for name, cell in cells.items())
 
 
-def errors_of(
-    bench: Bench, result: lbyl.Result, method: lbyl.Method, source: str
-) -> dict[str, float]:
-    """Mean over layers of RE, BE and WARE, the last from procedural and from real images."""
-    weights = unit_weights(bench.graph, bench.model)
-    statistics = bench.source(source)
-    wares: dict[str, list[float]] = {"ware": [], "real ware": []}
-    for name, kept in result.plan.kept.items():
-        matrix = method.deliver(weights[name], kept, statistics).matrix
+def errors_of(case: Case, plan: lbyl.Plan, method: Method, source: str) -> dict[str, float]:
+    """Means over layers: RE, BE and ‖s‖ of the delivery matrix; WARE of procedural and real images.
+
+    Of methods that write no single matrix it is that of their `deliver`.
+    """
+    weights = unit_weights(case.prepared().graph, case.network.model)
+    sums = dict.fromkeys(("ware", "real ware", "re", "be", "norm"), 0.0)
+    for name, kept in plan.kept.items():
+        matrix = method.deliver(weights[name], kept, case.statistics(source)).matrix
+        terms = error_terms(weights[name], kept, matrix)
         for key, seen in (("ware", "procedural"), ("real ware", "real")):
-            wares[key].append(moment_ware(weights[name], kept, matrix, bench.source(seen)))
-    found = {key: sum(values) / len(values) for key, values in wares.items()}
-    count = len(result.rows)
-    found["re"] = sum(row.residual for row in result.rows) / count
-    found["be"] = sum(row.bias for row in result.rows) / count
-    found["norm"] = sum(row.norm for row in result.rows) / count
-    return found
+            sums[key] += moment_ware(weights[name], kept, matrix, case.statistics(seen))
+        sums["re"] += terms.residual
+        sums["be"] += terms.bias
+        sums["norm"] += terms.norm
+    return {key: value / len(plan.kept) for key, value in sums.items()}
 
 
 def spearman(first: list[float], second: list[float]) -> float:
@@ -146,11 +163,10 @@ def correlations(runs: dict[str, Any], network: str) -> dict[str, float]:
         "WARE without data": [c["ware"] for c in cells],
         "WARE of real images": real,
     }
-    found = {f"{name} → accuracy": -spearman(g, accuracy) for name, g in guesses.items()}
+    ranks = {f"{name} → accuracy": -spearman(g, accuracy) for name, g in guesses.items()}
     for name in list(guesses)[:2]:
-        found[f"{name} → real WARE"] = spearman(guesses[name], real)
-    found["settings"] = len(cells)
-    return found
+        ranks[f"{name} → real WARE"] = spearman(guesses[name], real)
+    return {**ranks, "settings": len(cells)}
 
 
 def table(runs: dict[str, Any], network: str) -> dict[str, dict[str, Any]]:
@@ -163,11 +179,11 @@ def table(runs: dict[str, Any], network: str) -> dict[str, dict[str, Any]]:
             continue
         own = runs.get(f"{network}/own", {})
         for ratio in parts[0]:
-            found = [{**part[ratio], **own.get(ratio, {})} for part in parts]
+            merged = [{**part[ratio], **own.get(ratio, {})} for part in parts]
             lines[f"{criterion} {100 * float(ratio):.0f} %"] = {
-                column: sum(cells[column]["accuracy"] for cells in found) / len(found)
+                column: sum(cells[column]["accuracy"] for cells in merged) / len(merged)
                 for column in COLUMNS
-                if column in found[0]
+                if column in merged[0]
             } | _printed(network, criterion, ratio)
     return lines
 
@@ -175,8 +191,8 @@ def table(runs: dict[str, Any], network: str) -> dict[str, dict[str, Any]]:
 def _printed(network: str, criterion: str, ratio: str) -> dict[str, float]:
     """What the paper has for this line."""
     figures = paper.ACCURACY.get(network, {}).get(criterion, {})
-    place = RATIOS.get(network, paper.RATIOS).index(float(ratio))
-    return {f"paper: {m}": v[place] for m, v in figures.items() if place < len(v)}
+    index = RATIOS.get(network, paper.RATIOS).index(float(ratio))
+    return {f"paper: {m}": v[index] for m, v in figures.items() if index < len(v)}
 
 
 def show(runs: dict[str, Any], networks: list[str]) -> None:
@@ -188,8 +204,8 @@ def show(runs: dict[str, Any], networks: list[str]) -> None:
         ]
         if rows:
             print_table(network, ["pruned", *COLUMNS, *printed], rows)
-            found = correlations(runs, network)
-            print_table(f"{network}: rank correlation", ["", "ρ"], [*map(list, found.items())])
+            ranks = [[name, value] for name, value in correlations(runs, network).items()]
+            print_table(f"{network}: rank correlation", ["", "ρ"], ranks)
 
 
 def plot(runs: dict[str, Any], networks: list[str]) -> Any:
@@ -254,60 +270,69 @@ def summary(runs: dict[str, Any], networks: list[str]) -> Any:
     return figure
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=default_device())
     parser.add_argument("--limit", type=int, help="test images to use")
     parser.add_argument("--weights", type=Path, help="of the network, where one alone is named")
     parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
     parser.add_argument("--jobs", type=int, default=1, help="settings that run at once")
-    parser.add_argument("--seconds", type=float, help="stop what is not done by then")
+    parser.add_argument("--seconds", type=float, help="stop what is not finished by then")
     parser.add_argument("--columns", help="measure these anew, separated by semicolons")
     parser.add_argument("--only", help="settings by pattern, such as '*/l2'")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=results_dir())
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "lbyl-runs")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    networks = ["resnet20_cifar10"] if options.small else options.networks.split(",")
-    limit = 1000 if options.small else options.limit
-    name = "criteria-small" if options.small else "criteria"
-    ledger = Ledger(name, {"limit": limit}, options.scratch)
+    if options.small:
+        options.networks, options.limit = "resnet20_cifar10", 1000
+    return options
 
+
+def work(options: argparse.Namespace, ledger: Ledger, key: str) -> None:
+    """Measure one setting and store it."""
+    network, criterion = key.split("/")
     columns = options.columns.split(";") if options.columns else COLUMNS
-    ledger.adopt(options.results / f"{name}.json")
+    case = load_case(network, options.device, options.limit, options.weights)
+    ledger.store(key, measure(case, criterion, columns, ledger.runs.get(key, {})))
 
-    def work(key: str) -> None:
-        network, criterion = key.split("/")
-        bench = prepare(network, options.device, limit, options.weights)
-        ledger.keep(key, measure(bench, criterion, columns, ledger.found.get(key, {})))
 
-    if options.worker:
-        work(options.worker)
-        return
-    keys = chosen(settings(networks), options.only)
+def run_missing(options: argparse.Namespace, ledger: Ledger, keys: list[str]) -> None:
+    """Measure what is not there; named columns anew, beside what is known already."""
     ledger.refresh(keys)
-    # Named columns are measured anew, and take their place among what is known already.
-    missing = [key for key in keys if options.columns or key not in ledger.found]
+    missing = [key for key in keys if options.columns or key not in ledger.runs]
+    task = functools.partial(work, options, ledger)
     if options.jobs > 1:
-        run_parallel(missing, options.jobs, options.seconds, lambda: None)
+        run_parallel(task, missing, options.jobs, options.seconds)
     else:
         for key in missing:
-            work(key)
+            task(key)
     ledger.refresh(keys, missing)
-    every = settings(list({key.split("/")[0]: 1 for key in [*ledger.found, *keys]}))
-    known = list({key.split("/")[0]: 1 for key in every})
-    show(ledger.found, known)
-    kept = ledger.to_dict(every)
-    kept["correlations"] = {
-        n: correlations(ledger.found, n) for n in known if table(ledger.found, n)
+
+
+def main() -> None:
+    options = arguments()
+    name = "criteria-small" if options.small else "criteria"
+    ledger = Ledger(name, {"limit": options.limit}, options.scratch)
+    ledger.adopt(options.results / f"{name}.json")
+    keys = matching(settings(options.networks.split(",")), options.only)
+    run_missing(options, ledger, keys)
+    every = settings(list(dict.fromkeys(key.split("/")[0] for key in [*ledger.runs, *keys])))
+    networks = list(dict.fromkeys(key.split("/")[0] for key in every))
+    show(ledger.runs, networks)
+    content = ledger.to_dict(every)
+    content["correlations"] = {
+        n: correlations(ledger.runs, n) for n in networks if table(ledger.runs, n)
     }
-    kept_in = save_results(name, kept, plot(ledger.found, known), options.results)
-    whole = summary(ledger.found, known)
-    if whole is not None:
-        save_figure(options.results / f"{name}-summary.png", whole)
-    print("kept in", kept_in)
+    path = save_results(name, content, plot(ledger.runs, networks), options.results)
+    picture = summary(ledger.runs, networks)
+    if picture is not None:
+        save_figure(options.results / f"{name}-summary.png", picture)
+    print("stored in", path)
 
 
 if __name__ == "__main__":
-    main()
+    # Worker processes import functions by the name of their module, which is not __main__.
+    from benchmarks import criteria
+
+    criteria.main()

@@ -1,5 +1,7 @@
 """Does removing filters save time, and does it pay to keep a multiple of eight?
 
+    python -m benchmarks.latency [--onnx] [--device cuda]
+
 Random weights are good enough: time depends on shapes alone. Every size of a network is timed in
 one run, taking turns, so that a machine that slows down slows all of them.
 """
@@ -15,7 +17,8 @@ from torch import nn
 from torchvision import models
 
 import lbyl
-from harness import print_table, save_results
+from benchmarks.common.results import save_results
+from benchmarks.common.tables import print_table
 from lbyl.latency import Timing, compare
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -25,23 +28,23 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def slimmed(
-    model: nn.Module, example: torch.Tensor, ratios: list[float], round_to: int
+    model: nn.Module, example: torch.Tensor, ratios: list[float], multiple_of: int
 ) -> dict[tuple[float, int], tuple[nn.Module, int]]:
-    """The network at every ratio, as it comes and rounded: (ratio, rounding) → model, MACs."""
-    graph = lbyl.trace(model, example)
-    found = {(0.0, 1): (model, graph.macs())}
+    """The network at every ratio, as it comes and rounded: (ratio, multiple) → model, MACs."""
+    prepared = lbyl.prepare(model, example)
+    variants = {(0.0, 1): (model, prepared.graph.macs())}
     for ratio in ratios:
-        for step in (1, round_to):
-            result = lbyl.compress(model, example, ratio, method="none", graph=graph, round_to=step)
-            found[ratio, step] = (result.model, result.after.macs)
-    return found
+        for multiple in (1, multiple_of):
+            result = prepared.compress(ratio, method="none", multiple_of=multiple)
+            variants[ratio, multiple] = (result.model, result.after.macs)
+    return variants
 
 
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of one network."""
     torch.manual_seed(0)
     example = torch.randn(1, 3, options.size, options.size)
-    variants = slimmed(NETWORKS[name]().eval(), example, options.ratios, options.round_to)
+    variants = slimmed(NETWORKS[name]().eval(), example, options.ratios, options.multiple_of)
     labels = {f"{ratio}/{step}": key for key in variants for ratio, step in [key]}
     batch = example.expand(options.batch, -1, -1, -1).contiguous()
     timings = compare(
@@ -67,10 +70,10 @@ def row(
     return {
         "network": name,
         "ratio": ratio,
-        "round_to": step,
+        "multiple_of": step,
         "macs": macs,
         "milliseconds": 1e3 * timing.median,
-        "spread": 1e3 * timing.spread,
+        "spread": 1e3 * timing.iqr,
         "fastest": 1e3 * min(timing.runs),
         "speedup": base.median / timing.median,
         "fastest_speedup": min(base.runs) / min(timing.runs),
@@ -81,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.1, 0.3, 0.5])
-    parser.add_argument("--round-to", type=int, default=8)
+    parser.add_argument("--multiple-of", type=int, default=8)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=20)

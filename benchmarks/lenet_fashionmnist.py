@@ -1,6 +1,6 @@
 """The paper's table on LeNet-300-100 and FashionMNIST, its figures beside ours.
 
-``python benchmarks/lenet_fashionmnist.py [--data DIR] [--weights FILE]``
+    python -m benchmarks.lenet_fashionmnist [--data DIR] [--weights FILE]
 
 `--data` takes the folder given to `torchvision.datasets.FashionMNIST`, or the folder of its idx
 files. The columns Prune, NM and LBYL are the published code's variants, whose λ by row the paper
@@ -10,17 +10,16 @@ prints; coreset, theorem and echo are computed as this library defines them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from rich.progress import Progress
-from torch import nn
 
-import lbyl
-from harness import load_data, load_network, print_table, save_results
-from lbyl.data import ImageSet, evaluate
-from lbyl.zoo import NetworkInfo
+from benchmarks.common.networks import Case, LabelledImages, load_images, load_network
+from benchmarks.common.results import save_results
+from benchmarks.common.tables import print_table
+from lbyl.methods import LBYL, Coreset, NeuronMerging
 
 NETWORK = "lenet300_100_fashionmnist"
 RATIOS = (0.5, 0.6, 0.7, 0.8)
@@ -66,38 +65,25 @@ PAPER: dict[str, dict[float, tuple[float, float, float]]] = {
 }
 PAPER_CORESET = {0.5: 79.34, 0.6: 69.41, 0.7: 62.31, 0.8: 49.68}
 
-Measure = Callable[[nn.Module], float]
+Cell = tuple[float, str, str, float | None, float]
 
 
-class Table:
-    """Accuracies of one network, every method from one trace and one collection."""
+def load(data: str | None = None, weights: str | None = None) -> Case:
+    """The network and FashionMNIST's test images."""
+    network = load_network(NETWORK, weights=weights)
+    return Case(NETWORK, network, LabelledImages.of(load_images(NETWORK, path=data), network))
 
-    def __init__(self, model: nn.Module, info: NetworkInfo, images: ImageSet) -> None:
-        self.model, self.info, self.images = model, info, images
-        self.example = torch.zeros(1, *info.input_shape)
-        self.graph = lbyl.trace(model, self.example)
-        self.statistics = lbyl.collect(model, self.example, graph=self.graph)
 
-    def base(self) -> float:
-        return evaluate(self.info, self.model, self.images)
+def accuracy(case: Case, ratio: float, criterion: str | None, method: Any) -> float:
+    """Accuracy after compression; only echo looks at statistics."""
+    return case.accuracy(
+        case.prepared().compress({"*": ratio}, criterion=criterion, method=method).model
+    )
 
-    def cell(self, ratio: float, criterion: str, method: Any) -> float:
-        """Accuracy after compression; only echo looks at the statistics."""
-        result = lbyl.compress(
-            self.model,
-            self.example,
-            ratio,
-            criterion=criterion,
-            method=method,
-            graph=self.graph,
-            statistics=self.statistics,
-        )
-        return evaluate(self.info, result.model, self.images)
 
-    def coreset(self, ratio: float) -> float:
-        """Mean over seeds; the method draws its own neurons."""
-        cells = [self.cell(ratio, "l2", lbyl.Coreset(seed=seed)) for seed in range(SEEDS)]
-        return sum(cells) / len(cells)
+def coreset(case: Case, ratio: float) -> float:
+    """Mean over seeds; the method draws its own neurons."""
+    return sum(accuracy(case, ratio, None, Coreset(seed=seed)) for seed in range(SEEDS)) / SEEDS
 
 
 def published(ratio: float, criterion: str) -> dict[str, Any]:
@@ -105,32 +91,46 @@ def published(ratio: float, criterion: str) -> dict[str, Any]:
     strength = STRENGTHS[ratio, criterion]
     return {
         "none": "none",
-        "neuron-merging": lbyl.NeuronMerging(variant="released"),
-        "lbyl": lbyl.LBYL(lambda2=strength, variant="released"),
+        "neuron-merging": NeuronMerging(variant="released"),
+        "lbyl": LBYL(lambda2=strength, variant="released"),
     }
 
 
-def published_cells(table: Table) -> Iterator[tuple[float, str, str, float, float]]:
+def published_cells(case: Case) -> Iterator[Cell]:
     """Ratio, criterion, method, the paper's figure and ours: 36 cells."""
     for ratio in RATIOS:
-        for place, criterion in enumerate(CRITERIA):
+        for index, criterion in enumerate(CRITERIA):
             for name, method in published(ratio, criterion).items():
-                ours = table.cell(ratio, criterion, method)
-                yield ratio, criterion, name, PAPER[name][ratio][place], ours
+                ours = accuracy(case, ratio, criterion, method)
+                yield ratio, criterion, name, PAPER[name][ratio][index], ours
 
 
-def extra_cells(table: Table) -> Iterator[tuple[float, str, str, float | None, float]]:
+def extra_cells(case: Case) -> Iterator[Cell]:
     """Columns that the paper does not have, or, for the coreset, has without saying how drawn."""
     for ratio in RATIOS:
-        yield ratio, "own", "coreset", PAPER_CORESET[ratio], table.coreset(ratio)
+        yield ratio, "own", "coreset", PAPER_CORESET[ratio], coreset(case, ratio)
         for criterion in CRITERIA:
-            theorem = lbyl.LBYL(lambda2=STRENGTHS[ratio, criterion])
-            yield ratio, criterion, "lbyl theorem", None, table.cell(ratio, criterion, theorem)
-            yield ratio, criterion, "echo", None, table.cell(ratio, criterion, "echo")
+            theorem = LBYL(lambda2=STRENGTHS[ratio, criterion])
+            ours = accuracy(case, ratio, criterion, theorem)
+            yield ratio, criterion, "lbyl theorem", None, ours
+            yield ratio, criterion, "echo", None, accuracy(case, ratio, criterion, "echo")
+
+
+def measure(case: Case) -> list[dict[str, Any]]:
+    """Every cell as plain data, with a bar while it takes."""
+    cells: list[dict[str, Any]] = []
+    with Progress(transient=True) as bar:
+        task = bar.add_task("compressing", total=len(RATIOS) * (len(CRITERIA) * 5 + 1))
+        for part in (published_cells, extra_cells):
+            for ratio, criterion, method, paper, ours in part(case):
+                cell = {"ratio": ratio, "criterion": criterion, "method": method}
+                cells.append({**cell, "paper": paper, "ours": round(ours, 2)})
+                bar.advance(task)
+    return cells
 
 
 def show(base: float, cells: list[dict[str, Any]]) -> None:
-    found = {(c["ratio"], c["criterion"], c["method"]): c for c in cells}
+    by_key = {(c["ratio"], c["criterion"], c["method"]): c for c in cells}
     methods = ["none", "neuron-merging", "lbyl", "lbyl theorem", "echo"]
     columns = ["ratio", "criterion", "none", "paper", "NM", "paper", "LBYL", "paper"]
     rows = []
@@ -138,16 +138,16 @@ def show(base: float, cells: list[dict[str, Any]]) -> None:
         for criterion in CRITERIA:
             row: list[Any] = [f"{ratio:.0%}", criterion]
             for method in methods:
-                cell = found[ratio, criterion, method]
+                cell = by_key[ratio, criterion, method]
                 row += [cell["ours"], cell["paper"]] if method in PAPER else [cell["ours"]]
             rows.append(row)
     title = f"LeNet-300-100, FashionMNIST, accuracy in % (unpruned {base:.2f})"
     print_table(title, [*columns, "LBYL theorem", "echo"], rows)
-    coreset = [found[ratio, "own", "coreset"] for ratio in RATIOS]
+    own = [by_key[ratio, "own", "coreset"] for ratio in RATIOS]
     print_table(
         f"Coreset, mean of {SEEDS} seeds",
         ["ratio", "ours", "paper"],
-        [[f"{c['ratio']:.0%}", c["ours"], c["paper"]] for c in coreset],
+        [[f"{c['ratio']:.0%}", c["ours"], c["paper"]] for c in own],
     )
 
 
@@ -158,27 +158,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, info = load_network(NETWORK, weights=options.weights)
-    table = Table(model, info, load_data(info, path=options.data))
-    total = len(RATIOS) * (len(CRITERIA) * 5 + 1)
-    cells: list[dict[str, Any]] = []
-    with Progress(transient=True) as bar:
-        task = bar.add_task("compressing", total=total)
-        for part in (published_cells, extra_cells):
-            for ratio, criterion, method, paper, ours in part(table):
-                cells.append(
-                    {
-                        "ratio": ratio,
-                        "criterion": criterion,
-                        "method": method,
-                        "paper": paper,
-                        "ours": round(ours, 2),
-                    }
-                )
-                bar.advance(task)
-    base = table.base()
+    case = load(options.data, options.weights)
+    cells = measure(case)
+    base = case.accuracy(case.network.model)
     show(base, cells)
-    print("kept in", save_results("lenet_fashionmnist", {"base": base, "cells": cells}))
+    print("stored in", save_results("lenet_fashionmnist", {"base": base, "cells": cells}))
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ def padded(model: nn.Module, multiple: int = 8) -> nn.Module:
     model = copy.deepcopy(model)
     for block in model.modules():
         layers = [getattr(block, name, None) for name in ("conv1", "bn1", "conv2", "bn2", "conv3")]
-        for conv, norm, reader in (layers[:3], layers[2:]):
-            if isinstance(conv, nn.Conv2d) and isinstance(reader, nn.Conv2d):
-                _widen(conv, norm, reader, multiple)
+        for conv, norm, consumer in (layers[:3], layers[2:]):
+            if isinstance(conv, nn.Conv2d) and isinstance(consumer, nn.Conv2d):
+                _widen(conv, norm, consumer, multiple)
     return model
 
 
-def _widen(conv: nn.Conv2d, norm: Any, reader: nn.Conv2d, multiple: int) -> None:
+def _widen(conv: nn.Conv2d, norm: Any, consumer: nn.Conv2d, multiple: int) -> None:
     extra = -conv.out_channels % multiple
     if not extra:
         return
@@ -35,10 +35,10 @@ def _widen(conv: nn.Conv2d, norm: Any, reader: nn.Conv2d, multiple: int) -> None
     norm.weight, norm.bias = _grown(norm.weight, (0, extra)), _grown(norm.bias, (0, extra))
     norm.running_mean = F.pad(norm.running_mean, (0, extra))
     norm.running_var = F.pad(norm.running_var, (0, extra), value=1.0)
-    reader.weight = _grown(reader.weight, (0, 0) * 2 + (0, extra))
+    consumer.weight = _grown(consumer.weight, (0, 0) * 2 + (0, extra))
     conv.out_channels += extra
     norm.num_features += extra
-    reader.in_channels += extra
+    consumer.in_channels += extra
 
 
 def _grown(parameter: Tensor, by: tuple[int, ...]) -> nn.Parameter:

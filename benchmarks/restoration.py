@@ -1,135 +1,66 @@
 """Accuracy after pruning and restoring, every method side by side, on real networks.
 
-    python benchmarks/restoration.py                 # all networks, full test sets (a GPU helps)
-    python benchmarks/restoration.py --small         # minutes on two cores
+    python -m benchmarks.restoration                 # all networks, full test sets (a GPU helps)
+    python -m benchmarks.restoration --small         # minutes on two cores
 
-Prints a table per network and keeps JSON and a plot in docs/results. Real calibration images are
-test images used without their labels; everything else needs no data at all. `lbyl` is shown with
-the best of a grid of its two hyperparameters, chosen by test accuracy: more than a user could do.
+Prints a table per network and stores JSON and a plot in docs/results. Real images are test images
+used without their labels; everything else needs no data at all. `lbyl` is shown with the best of a
+grid of its two hyperparameters, chosen by test accuracy: more than a user could do.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 import lbyl
-from harness import environment, load_data, load_network, print_table, pyplot, save_results
-from lbyl import zoo
-from lbyl.io import read_json
-from lbyl.ratios import Ratio
-from lbyl.statistics.analytic import analytic_statistics
+from benchmarks.common.environment import default_device, environment
+from benchmarks.common.networks import NETWORKS, Case, criterion_for, load_case
+from benchmarks.common.plots import pyplot
+from benchmarks.common.results import merged_networks, save_results
+from benchmarks.common.tables import print_table
+from lbyl.methods import LBYL, NeuronMerging
 
-# The layers that published tables prune: convolutions of VGG, inner ones of residual blocks,
-# expansions of inverted bottlenecks.
-LAYERS: dict[str, dict[str, Any]] = {
-    "vgg16_cifar10": {"modules": "features.*"},
-    "resnet56_cifar10": {"modules": "layer*"},
-    "resnet20_cifar10": {"modules": "layer*"},
-    "resnet50_cifar100": {"modules": "layer*"},
-    "resnet34_imagenet": {"modules": "layer*"},
-    "resnet101_imagenet": {"modules": "layer*"},
-    "mobilenet_v2_imagenet": {"modules": [f"features.{i}.conv.0.0" for i in range(2, 18)]},
-}
 RATIOS = {"mobilenet_v2_imagenet": (0.05, 0.1, 0.3)}
-# Those whose weights a person has to bring are run only when named.
-NETWORKS = [name for name in LAYERS if name not in ("resnet34_imagenet", "resnet101_imagenet")]
 GRID = tuple(itertools.product((1e-6, 1e-5, 1e-4), (1e-4, 1e-3, 1e-2, 1e-1)))
 SEEDS = (0, 1, 2)
 STEPS = 100  # of refinement
-
-
-@dataclass
-class Bench:
-    """One network with its test images on the device, and statistics from each source."""
-
-    name: str
-    model: nn.Module
-    info: zoo.NetworkInfo
-    graph: lbyl.Graph
-    example: Tensor
-    batches: list[tuple[Tensor, Tensor]]
-    statistics: dict[str, lbyl.Statistics] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @torch.inference_mode()
-    def accuracy(self, model: nn.Module) -> float:
-        hits = total = 0
-        for images, labels in self.batches:
-            hits += int((model(images).argmax(1) == labels).sum())
-            total += len(labels)
-        return 100 * hits / total
-
-    def source(self, name: str) -> lbyl.Statistics:
-        """Statistics of a source, collected at the first call."""
-        if name not in self.statistics:
-            start = time.perf_counter()
-            if name == "analytic":
-                found = analytic_statistics(self.model, self.graph)
-            else:
-                options: dict[str, Any] = {"graph": self.graph}
-                if name == "inversion":
-                    options["images"] = "inversion"
-                elif name == "real":
-                    options["calibration"] = real_images(self)
-                found = lbyl.collect(self.model, self.example, **options)
-            self.statistics[name] = found
-            self.seconds[name] = time.perf_counter() - start
-        return self.statistics[name]
-
-    def compress(
-        self, ratio: Ratio, criterion: Any, method: Any, source: str, refine: int = 0
-    ) -> lbyl.Result:
-        """One compression; statistics are handed over so that none is collected twice."""
-        return lbyl.compress(
-            self.model,
-            self.example,
-            ratio,
-            criterion=criterion,
-            method=method,
-            graph=self.graph,
-            statistics=self.source(source),
-            refine=refine,
-        )
-
-
-def real_images(bench: Bench) -> list[Tensor]:
-    count = 256 if bench.info.dataset == "ImageNet" else 1024
-    images = torch.cat([x for x, _ in bench.batches])[:count]
-    return list(images.split(64 if bench.info.dataset == "ImageNet" else 512))
-
-
-def prepare(name: str, device: str, limit: int | None, weights: Path | None = None) -> Bench:
-    model, info = load_network(name, device, weights)
-    size = 100 if info.dataset == "ImageNet" else 500
-    batches = list(load_data(info).batches(size, info.mean, info.std, device=device, limit=limit))
-    example = torch.zeros(1, *info.input_shape, device=device)
-    graph = lbyl.trace(model, example, **LAYERS[name])
-    return Bench(name, model, info, graph, example, batches)
+COLUMNS = (
+    "none",
+    "neuron-merging",
+    "lbyl, best λ",
+    "fold",
+    "moments",
+    "echo",
+    "echo, refined",
+    "echo, inverted images",
+    "echo, real images",
+)
+PLOTTED = ("none", "neuron-merging", "lbyl, best λ", "fold", "echo", "echo, refined")
 
 
 def methods() -> Iterator[tuple[str, Any, str, int]]:
     """(column, method, source of statistics, steps of refinement)."""
     yield "none", "none", "procedural", 0
-    yield "neuron-merging", lbyl.NeuronMerging(variant="released"), "procedural", 0
+    yield "neuron-merging", NeuronMerging(variant="released"), "procedural", 0
     yield "fold", "fold", "procedural", 0
-    yield "moments", "moments", "analytic", 0
+    yield "moments", "moments", "procedural", 0  # which goes by weights alone
     yield "echo", "echo", "procedural", 0
     yield "echo, refined", "echo", "procedural", STEPS
     yield "echo, inverted images", "echo", "inversion", 0
     yield "echo, real images", "echo", "real", 0
 
 
-def row(bench: Bench, ratio: float, criterion: str, columns: Sequence[str]) -> dict[str, float]:
-    """Accuracies of one line of the table; random is a mean over seeds."""
+def measure_row(
+    case: Case, ratio: float, criterion: str, columns: Sequence[str], seconds: dict[str, float]
+) -> dict[str, float]:
+    """Accuracies of one line of the table, column → %; random is a mean over seeds.
+
+    Seconds of collecting are entered into `seconds` by source.
+    """
     choices: list[Any] = [criterion]
     if criterion == "random":
         choices = [lbyl.criteria.resolve({"name": "random", "seed": seed}) for seed in SEEDS]
@@ -137,43 +68,58 @@ def row(bench: Bench, ratio: float, criterion: str, columns: Sequence[str]) -> d
     for column, method, source, refine in methods():
         if column not in columns:
             continue
-        once = lbyl.methods.resolve(method).chooses  # then the criterion has no say
-        found = [
-            bench.accuracy(bench.compress(ratio, choice, method, source, refine).model)
-            for choice in (choices[:1] if once else choices)
-        ]
-        cells[column] = sum(found) / len(found)
-    if criterion == "l2" and "lbyl, best λ" in columns:
-        tried = [
-            bench.accuracy(
-                bench.compress(
-                    ratio, choices[0], lbyl.LBYL(*pair, variant="released"), "procedural"
-                ).model
+        # Where the criterion has no say, one choice is as good as three.
+        chosen = dict.fromkeys(criterion_for(method, choice) for choice in choices)
+        accuracies = []
+        for choice in chosen:
+            result = case.prepared(source).compress(
+                {"*": ratio}, criterion=choice, method=method, refine=refine
             )
-            for pair in GRID
-        ]
-        cells["lbyl, best λ"] = max(tried)
+            accuracies.append(case.accuracy(result.model))
+            if result.data is not None:
+                seconds[result.data if source == "procedural" else source] = collecting(result)
+        cells[column] = sum(accuracies) / len(accuracies)
+    if criterion == "l2" and "lbyl, best λ" in columns:
+        cells["lbyl, best λ"] = max(best_of_grid(case, ratio))
     return cells
 
 
+def best_of_grid(case: Case, ratio: float) -> Iterator[float]:
+    """Accuracies of the released `lbyl` with L2, for every pair of λ."""
+    for lambda1, lambda2 in GRID:
+        method = LBYL(lambda1=lambda1, lambda2=lambda2, variant="released")
+        result = case.prepared().compress({"*": ratio}, criterion="l2", method=method)
+        yield case.accuracy(result.model)
+
+
+def collecting(result: lbyl.Result) -> float:
+    """Seconds that images and statistics took."""
+    others = ("trace", "plan", "restore", "refine")
+    return sum(value for name, value in result.seconds.items() if name not in others)
+
+
 def measure(
-    bench: Bench, columns: Sequence[str], earlier: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """All lines of a network; columns that are not measured now are taken from `earlier`."""
-    ratios = RATIOS.get(bench.name, (0.3, 0.5))
+    case: Case, columns: Sequence[str], earlier: Sequence[dict[str, Any]], only: str | None = None
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """All lines of a network, and seconds of collecting by source.
+
+    Columns and lines that are not measured now are taken from `earlier`.
+    """
+    ratios = RATIOS.get(case.name, (0.3, 0.5))
     lines = [(ratio, criterion) for ratio in ratios for criterion in ("l2", "echo")]
-    known = {(r["ratio"], r["criterion"]): r for r in earlier}
-    rows = []
+    known = {(row["ratio"], row["criterion"]): row for row in earlier}
+    rows: list[dict[str, Any]] = []
+    seconds: dict[str, float] = {}
     for ratio, criterion in [*lines, (ratios[-1], "random")]:
-        found = row(bench, ratio, criterion, columns)
         before = known.get((ratio, criterion), {})
-        rows.append({**before, "ratio": ratio, "criterion": criterion, **found})
-        print(bench.name, rows[-1], flush=True)
-    return rows
-
-
-COLUMNS = ("none", "neuron-merging", "lbyl, best λ", "fold", "moments", "echo")
-COLUMNS += ("echo, refined", "echo, inverted images", "echo, real images")
+        row = {**before, "ratio": ratio, "criterion": criterion}
+        if only is None or f"{ratio:g}/{criterion}" in only.split(","):
+            row |= measure_row(case, ratio, criterion, columns, seconds)
+            print(case.name, row, flush=True)
+        elif not before:
+            continue
+        rows.append(row)
+    return rows, seconds
 
 
 def show(name: str, base: float, rows: list[dict[str, Any]]) -> None:
@@ -183,23 +129,21 @@ def show(name: str, base: float, rows: list[dict[str, Any]]) -> None:
     print_table(f"{name} (base {base:.2f})", ["pruned", *COLUMNS], table)
 
 
-def plot(results: dict[str, Any]) -> Any:
+def plot(networks: dict[str, Any]) -> Any:
     """Accuracy against ratio, a panel per network; None without matplotlib."""
     plt = pyplot()
     if plt is None:
         return None
-    figure, panels = plt.subplots(1, len(results), figsize=(4.2 * len(results), 3.6), squeeze=False)
-    for panel, (name, found) in zip(panels[0], results.items()):
-        rows = [r for r in found["rows"] if r["criterion"] == "l2"]
-        for column in ("none", "neuron-merging", "lbyl, best λ", "fold", "echo", "echo, refined"):
-            points = [(0.0, found["base"])] + [(r["ratio"], r[column]) for r in rows if column in r]
-            panel.plot(
-                [100 * x for x, _ in points],
-                [y for _, y in points],
-                "o-",
-                label=column,
-                linewidth=3 if column.startswith("echo") else 1.5,
-            )
+    figure, panels = plt.subplots(
+        1, len(networks), figsize=(4.2 * len(networks), 3.6), squeeze=False
+    )
+    for panel, (name, figures) in zip(panels[0], networks.items()):
+        rows = [r for r in figures["rows"] if r["criterion"] == "l2"]
+        for column in PLOTTED:
+            points = [(0.0, figures["base"])]
+            points += [(100 * r["ratio"], r[column]) for r in rows if column in r]
+            width = 3 if column.startswith("echo") else 1.5
+            panel.plot(*zip(*points), "o-", label=column, linewidth=width)
         panel.set_title(name.replace("_", " "))
         panel.set_xlabel("filters removed, %")
         panel.grid(alpha=0.3)
@@ -208,39 +152,42 @@ def plot(results: dict[str, Any]) -> Any:
     return figure
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=default_device())
     parser.add_argument("--limit", type=int, help="test images to use")
     parser.add_argument("--small", action="store_true", help="ResNet-20 on 1,000 images")
     parser.add_argument("--columns", help="measure these only, separated by semicolons")
-    parser.add_argument("--merge", nargs="*", type=Path, help="JSON of earlier runs to add")
-    options = parser.parse_args()
+    parser.add_argument("--lines", help="measure these only, such as 0.5/l2,0.3/echo")
+    parser.add_argument("--results", type=Path, help="where figures are stored")
+    parser.add_argument("--merge", nargs="*", type=Path, default=[], help="JSON of earlier runs")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     names = ["resnet20_cifar10"] if options.small else options.networks.split(",")
     limit = 1000 if options.small else options.limit
-    results: dict[str, Any] = {}
-    for path in options.merge or []:
-        earlier = read_json(path)
-        for name, found in earlier["networks"].items():
-            results[name] = {"environment": earlier["environment"], **found}
+    columns = options.columns.split(";") if options.columns else COLUMNS
+    networks = merged_networks(options.merge)
     for name in filter(None, names):
-        bench = prepare(name, options.device, limit)
-        base = bench.accuracy(bench.model)
-        columns = options.columns.split(";") if options.columns else COLUMNS
-        rows = measure(bench, columns, results.get(name, {}).get("rows", []))
-        results[name] = {
+        case = load_case(name, options.device, limit)
+        earlier = networks.get(name, {}).get("rows", [])
+        rows, seconds = measure(case, columns, earlier, options.lines)
+        networks[name] = {
             "environment": environment(),
-            "base": base,
-            "images": sum(len(y) for _, y in bench.batches),
+            "base": case.accuracy(case.network.model),
+            "images": len(case.test),
             "rows": rows,
-            "seconds": bench.seconds,
+            "seconds": seconds,
         }
-        del bench
-    for name, found in results.items():
-        show(name, found["base"], found["rows"])
-    kept = "restoration-small" if options.small else "restoration"
-    print("kept in", save_results(kept, {"networks": results}, plot(results)))
+        del case
+    for name, figures in networks.items():
+        show(name, figures["base"], figures["rows"])
+    stem = "restoration-small" if options.small else "restoration"
+    content = {"networks": networks}
+    print("stored in", save_results(stem, content, plot(networks), options.results))
 
 
 if __name__ == "__main__":

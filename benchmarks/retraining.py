@@ -1,11 +1,11 @@
 """What a restored network is worth as a start: fine-tuning, transfer, and training without data.
 
-    python benchmarks/retraining.py --part finetune   # 20 epochs after each method, or from scratch
-    python benchmarks/retraining.py --part transfer   # ratios by layer, a new head, other images
-    python benchmarks/retraining.py --part datafree   # seconds and accuracy of ways without data
+    python -m benchmarks.retraining --part finetune   # 20 epochs after each method, or from scratch
+    python -m benchmarks.retraining --part transfer   # ratios by layer, a new head, other images
+    python -m benchmarks.retraining --part datafree   # seconds and accuracy of ways without data
     (each with --small for minutes on two cores; --jobs N runs N settings at once on one GPU)
 
-Every setting is kept when it is done; the same command again does what is missing and shows all.
+Every setting is stored when it is finished; the same command again does what is missing.
 SGD with Nesterov momentum 0.9, weight decay 5e-4, batches of 128, crops and flips, a cosine from
 0.01 down to 0 (from scratch: from 0.1, after one epoch of warm-up). The paper does not say how it
 fine-tuned; these choices are the same for every method and were not tuned.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import hashlib
 import json
 import tempfile
@@ -30,19 +31,24 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-import paper
-import retraining_report as report
-from adaptive import adaptive_ratios
-from harness import RESULTS, load_data, load_network, save_results
-from jobs import Ledger, chosen, run_parallel
+from benchmarks import retraining_report as report
+from benchmarks.adaptive import adaptive_ratios
+from benchmarks.common import paper
+from benchmarks.common.environment import default_device, results_dir, shared_dir
+from benchmarks.common.jobs import Ledger, matching, run_parallel
+from benchmarks.common.networks import LAYERS, LabelledImages, Pair, load_images, load_network
+from benchmarks.common.results import save_results
+from benchmarks.padding import padded
+from benchmarks.restoration import STEPS
 from lbyl import data
-from lbyl.images import procedural_images
-from lbyl.io import read_json, whole_file
+from lbyl.inputs.inversion import invert
+from lbyl.inputs.procedural import procedural_images
+from lbyl.methods import LBYL, NeuronMerging
+from lbyl.models import Network, zoo
 from lbyl.result import Size
-from lbyl.statistics.inversion import invert
+from lbyl.torchkit.files import read_json, whole_file
+from lbyl.torchkit.run import device_of
 from lbyl.train import TrainConfig, train
-from padding import padded
-from restoration import LAYERS, STEPS
 
 # The paper's λ₁ and λ₂ for ResNet-50/CIFAR-100 with L2, by ratio.
 LAMBDAS = dict(zip(paper.RATIOS, paper.LAMBDAS["resnet50_cifar100"]["l2"]))
@@ -58,33 +64,36 @@ DATAFREE = (
 )
 EVAL_BATCH = 1000
 
-Pair = tuple[Tensor, Tensor]
-
 
 def method_of(name: str, ratio: float | None = None) -> Any:
     """A method by the name of its column; LBYL with the paper's λ for the ratio."""
     if name == "neuron-merging":
-        return lbyl.NeuronMerging(variant="released")
+        return NeuronMerging(variant="released")
     if name == "lbyl":
-        return lbyl.LBYL(*LAMBDAS[0.3 if ratio is None else ratio], variant="released")
+        lambda1, lambda2 = LAMBDAS[0.3 if ratio is None else ratio]
+        return LBYL(lambda1=lambda1, lambda2=lambda2, variant="released")
     return name
 
 
 @dataclass
-class Lab:
-    """A trained network on the device, with images loaded when they are first asked for."""
+class Course:
+    """How networks of one setting are trained, and the images for it, loaded when first needed."""
 
     options: argparse.Namespace
     ledger: Ledger
 
-    def __post_init__(self) -> None:
-        self.device = torch.device(self.options.device)
-        self.model, self.info = load_network(self.options.network, self.device)
-        self.example = torch.zeros(1, *self.info.input_shape, device=self.device)
-        layers = LAYERS.get(self.options.network, {})
-        start = time.perf_counter()
-        self.graph = lbyl.trace(self.model, self.example, **layers)
-        self.tracing = time.perf_counter() - start
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.options.device)
+
+    @cached_property
+    def network(self) -> Network:
+        return load_network(self.options.network, self.device)
+
+    def prepared(self) -> lbyl.Prepared:
+        """The network traced anew: what a compression takes is counted from here on."""
+        include = LAYERS.get(self.options.network, "*")
+        return lbyl.prepare(self.network.model, self.network.example, include=include)
 
     @cached_property
     def training(self) -> Pair:
@@ -98,22 +107,26 @@ class Lab:
     def target(self) -> tuple[Pair, Pair]:
         """Training and test images of the data set to transfer to."""
         limits = self.options.limit, self.options.test_limit
-        places = self.options.to, self.options.to_test or self.options.to
+        paths = self.options.to, self.options.to_test or self.options.to
         train_set, test_set = (
-            self._images(split, place, limit, self.options.classes)
-            for split, place, limit in zip(("train", "test"), places, limits)
+            self._images(split, path, limit, self.options.classes)
+            for split, path, limit in zip(("train", "test"), paths, limits)
         )
         return train_set, test_set
 
     def _images(
         self, split: str, path: Path | None, limit: int | None, classes: int | None = None
     ) -> Pair:
-        """uint8 images and labels on the device; pictures are decoded once and kept aside."""
-        size = None if self.info.flatten else self.info.input_shape[-1]
-        images = load_data(self.info, split) if path is None else data.load(path, split, size)
+        """uint8 images and labels on the device; pictures are decoded once and cached."""
+        size = self.network.image_size
+        images = (
+            load_images(self.options.network, split)
+            if path is None
+            else data.load(path, split, size)
+        )
         if images.labels is None:
             raise SystemExit(f"{images.name} has no labels to learn from")
-        # The place is part of the name, since many sets lie in folders called `train`.
+        # The path is part of the name, since many sets lie in folders called `train`.
         mark = hashlib.sha256(f"{path and path.resolve()} {images.name} {size}".encode())
         cache = self.options.scratch / f"{split}-{len(images)}-{mark.hexdigest()[:8]}.npy"
         if not cache.is_file():
@@ -124,22 +137,16 @@ class Lab:
         labels = torch.from_numpy(images.labels[wanted])
         return pixels.to(self.device).permute(0, 3, 1, 2).contiguous(), labels.to(self.device)
 
-    def compress(self, ratio: Any, name: str, refine: int = 0) -> lbyl.Result:
-        method = method_of(name, ratio if isinstance(ratio, float) else None)
-        return lbyl.compress(
-            self.model, self.example, ratio, method=method, graph=self.graph, refine=refine
-        )
-
     def normalised(self, images: Tensor) -> Tensor:
-        mean, std = (torch.tensor(v, device=self.device) for v in (self.info.mean, self.info.std))
-        return (images.float() / 255 - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
+        scale = (torch.tensor(v, device=self.device) for v in (self.network.mean, self.network.std))
+        mean, std = (value.view(1, -1, 1, 1) for value in scale)
+        return (images.float() / 255 - mean) / std
 
-    @torch.inference_mode()
-    def accuracy(self, model: nn.Module, test: Pair | None = None) -> float:
-        images, labels = test or self.test
-        batches = zip(images.split(EVAL_BATCH), labels.split(EVAL_BATCH))
-        hits = sum((model(self.normalised(x)).argmax(1) == y).sum() for x, y in batches)
-        return 100 * float(hits) / len(labels)
+    def accuracy(self, model: nn.Module) -> float:
+        """Accuracy on the test images of the network's own data set, in %."""
+        images, labels = (values.split(EVAL_BATCH) for values in self.test)
+        batches = ((self.normalised(x), y) for x, y in zip(images, labels))
+        return LabelledImages.of_batches(batches, self.network).accuracy(model)
 
     def config(self, **changes: Any) -> TrainConfig:
         """The setting of every run, but for what a part says otherwise."""
@@ -149,7 +156,7 @@ class Lab:
             batch_size=self.options.batch,
             learning_rate=self.options.rate,
             mixed_precision="bf16" if cuda else "no",
-            augment=self.info.dataset != "digits",  # a mirrored digit is none
+            augment=self.options.network != "digits",  # a mirrored digit is none
             eval_every=self.options.eval_every,
             eval_batch_size=EVAL_BATCH,
             checkpoint_every=5,
@@ -170,9 +177,9 @@ class Lab:
         With `key` there are checkpoints to go on from. `raw` images, of training and test alike,
         still have to be normalised.
         """
-        wide = padded(model).to(self.device, memory_format=torch.channels_last)
-        out = None if key is None else self.ledger.place(key)
-        scale: dict[str, Any] = {"mean": self.info.mean, "std": self.info.std} if raw else {}
+        wide = padded(model).to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        out = None if key is None else self.ledger.checkpoints(key)
+        scale: dict[str, Any] = {"mean": self.network.mean, "std": self.network.std} if raw else {}
         history = train(
             wide,
             images,
@@ -186,6 +193,20 @@ class Lab:
         )
         return [{**row, "eval_accuracy": report.percent(row["eval_accuracy"])} for row in history]
 
+    @cached_property
+    def synthetic(self) -> tuple[Pair, float]:
+        """Synthetic images with the network's own labels, and the seconds they took."""
+        start = self.now()
+        name, count = self.options.network, self.options.synthetic
+        images = synthesise(self.network.model, zoo.info(name), count, self.options.inversion_steps)
+        return images, self.now() - start
+
+    def now(self) -> float:
+        """The time when the device has finished what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
 
 def initialised(model: nn.Module, seed: int = 0) -> nn.Module:
     """The same architecture with nothing learned: He's normal weights."""
@@ -193,8 +214,9 @@ def initialised(model: nn.Module, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for module in fresh.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return fresh
@@ -204,23 +226,24 @@ def initialised(model: nn.Module, seed: int = 0) -> nn.Module:
 # The three parts: what one setting does
 
 
-def finetune(lab: Lab, key: str) -> dict[str, Any]:
+def finetune(course: Course, key: str) -> dict[str, Any]:
     """Compress by one method at one ratio (or forget all), then train."""
     ratio, name = float(key.split("/")[0]), key.split("/")[1]
-    done = lab.compress(ratio, "none" if name == "scratch" else name)
-    model, config = done.model, lab.config()
+    method = "none" if name == "scratch" else method_of(name, ratio)
+    result = course.prepared().compress({"*": ratio}, method=method)
+    model, config = result.model, course.config()
     if name == "scratch":
         model = initialised(model)
-        config = lab.config(learning_rate=0.1, warmup_epochs=min(1, config.epochs - 1))
-    initial = lab.accuracy(model)
-    curve = lab.learn(model, lab.training, lab.test, config, key)
+        config = course.config(learning_rate=0.1, warmup_epochs=min(1, config.epochs - 1))
+    initial = course.accuracy(model)
+    curve = course.learn(model, course.training, course.test, config, key)
     return {
         "ratio": ratio,
         "method": name,
         "initial": initial,
         "final": curve[-1]["eval_accuracy"],
-        "size": vars(done.after),
-        "original": vars(done.before),
+        "size": vars(result.after),
+        "original": vars(result.before),
         "curve": curve,
     }
 
@@ -230,6 +253,7 @@ def with_head(model: nn.Module, classes: int, seed: int = 0) -> nn.Module:
     fresh = copy.deepcopy(model)
     name = [name for name, module in fresh.named_modules() if isinstance(module, nn.Linear)][-1]
     old = fresh.get_submodule(name)
+    assert isinstance(old, nn.Linear)
     parent, _, last = name.rpartition(".")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -238,20 +262,21 @@ def with_head(model: nn.Module, classes: int, seed: int = 0) -> nn.Module:
     return fresh
 
 
-def transfer(lab: Lab, key: str) -> dict[str, Any]:
+def transfer(course: Course, key: str) -> dict[str, Any]:
     """Prune by layer under an error threshold, restore, change the head and train."""
-    training, test = lab.target
+    training, test = course.target
     ratios: dict[str, float] = {}
-    model, size, source = lab.model, Size.of(lab.model, lab.graph), lab.accuracy(lab.model)
+    prepared, model = course.prepared(), course.network.model
+    size = Size.of(model, prepared.graph)
     if key != "original":
-        given = lab.options.ratios and read_json(lab.options.ratios)
-        ratios = (
-            given[key] if given else adaptive_ratios(lab, method_of(key), lab.options.threshold)
-        )
-        done = lab.compress(ratios, key)
-        model, size, source = done.model, done.after, lab.accuracy(done.model)
+        given = course.options.ratios and read_json(course.options.ratios)
+        threshold = course.options.threshold
+        ratios = given[key] if given else adaptive_ratios(prepared, method_of(key), threshold)
+        result = prepared.compress(ratios, method=method_of(key))
+        model, size = result.model, result.after
+    source = course.accuracy(model)
     model = with_head(model, int(training[1].max()) + 1)
-    curve = lab.learn(model, training, test, lab.config(), key)
+    curve = course.learn(model, training, test, course.config(), key)
     return {
         "method": key,
         "source_accuracy": source,
@@ -263,65 +288,65 @@ def transfer(lab: Lab, key: str) -> dict[str, Any]:
     }
 
 
-def datafree(lab: Lab, key: str) -> dict[str, Any]:
+def datafree(course: Course, key: str) -> dict[str, Any]:
     """One way to a working network; seconds count everything from the original network on."""
     name, _, then = key.partition(" + ")
-    lab.compress(lab.options.ratio, name)  # what a device does at the first time only
-    start = _now(lab)
-    done = lab.compress(lab.options.ratio, name)
-    seconds = lab.tracing + _now(lab) - start
-    initial = lab.accuracy(done.model)
+    ratio = course.options.ratio
+    method = method_of(name, ratio)
+    course.prepared().compress(
+        {"*": ratio}, method=method
+    )  # what a device does at the first time only
+    start = course.now()
+    result = course.prepared().compress({"*": ratio}, method=method)
+    seconds = course.now() - start
+    initial = course.accuracy(result.model)
     points = [{"seconds": seconds, "accuracy": initial}]
-    run: dict[str, Any] = {"ratio": lab.options.ratio, "initial": initial, "images": 0}
+    run: dict[str, Any] = {"ratio": ratio, "initial": initial, "images": 0}
+    rows: list[dict[str, Any]] = []
     if then == "tenth":
-        images = len(lab.training[1]) // 10
-        config = lab.config(epochs=1, limit=images)
-        rows = lab.learn(done.model, lab.training, lab.test, config)
+        images = len(course.training[1]) // 10
+        config = course.config(epochs=1, limit=images)
+        rows = course.learn(result.model, course.training, course.test, config)
         run |= {"images": images, "epochs": 1}
     elif then == "refinement":
-        rows = []
-        done = lab.compress(lab.options.ratio, name, STEPS)
-        seconds += done.seconds["refine"]
-        points.append({"seconds": seconds, "accuracy": lab.accuracy(done.model)})
+        result = course.prepared().compress({"*": ratio}, method=method, refine=STEPS)
+        seconds += result.seconds["refine"]
+        points.append({"seconds": seconds, "accuracy": course.accuracy(result.model)})
         run |= {"steps": STEPS}
     elif then == "synthetic":
-        synthetic, spent = lab_synthetic(lab)
-        seconds += spent
+        synthetic, taken = course.synthetic
+        seconds += taken
         points.append({"seconds": seconds, "accuracy": initial})
-        config = lab.config(epochs=lab.options.distil_epochs, eval_every=1)
-        test = lab.normalised(lab.test[0]), lab.test[1]  # like the synthetic ones
-        rows = lab.learn(done.model, synthetic, test, config, raw=False)
-        run |= {"synthetic": len(synthetic[1]), "synthesis": spent, "epochs": len(rows)}
-    else:
-        rows = []
+        rows = distil(course, result.model, synthetic)
+        run |= {"synthetic": len(synthetic[1]), "synthesis": taken, "epochs": len(rows)}
     for row in rows:
         seconds += row["seconds"]
         points.append({"seconds": seconds, "accuracy": row["eval_accuracy"]})
-    return {**run, "final": points[-1]["accuracy"], "points": points, "size": vars(done.after)}
+    return {**run, "final": points[-1]["accuracy"], "points": points, "size": vars(result.after)}
 
 
-def lab_synthetic(lab: Lab) -> tuple[Pair, float]:
-    """Synthetic images of a lab, made once, and the seconds that took."""
-    if not hasattr(lab, "synthetic"):
-        start = _now(lab)
-        made = synthesise(lab.model, lab.info, lab.options.synthetic, lab.options.inversion_steps)
-        lab.synthetic = made, _now(lab) - start  # type: ignore[attr-defined]
-    return lab.synthetic  # type: ignore[attr-defined,no-any-return]
+def distil(course: Course, model: nn.Module, images: Pair) -> list[dict[str, Any]]:
+    """Learn from synthetic images, which are normalised already; one row an epoch."""
+    config = course.config(epochs=course.options.distil_epochs, eval_every=1)
+    test = course.normalised(course.test[0]), course.test[1]
+    return course.learn(model, images, test, config, raw=False)
 
 
-def synthesise(model: nn.Module, info: Any, count: int, steps: int, batch: int = 512) -> Pair:
-    """Images on which every BatchNorm sees what it remembers, each of a class drawn at random.
+def synthesise(
+    model: nn.Module, info: zoo.NetworkInfo, count: int, steps: int, batch: int = 512
+) -> Pair:
+    """Images that match every BatchNorm's running statistics, each of a class drawn at random.
 
     Their labels are what the network itself says about them, so learning from them is distillation.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     images, labels = [], []
     generator = torch.Generator().manual_seed(0)
     for seed, first in enumerate(range(0, count, batch)):
         size = min(batch, count - first)
         start = procedural_images(size, info.input_shape, seed=seed, device=str(device))
         wanted = torch.randint(info.classes, (size,), generator=generator).to(device)
-        made = invert(model, start, steps=steps, objective=_classes(wanted))
+        made = invert(model, [start], steps=steps, objective=_classes(wanted))[0]
         with torch.inference_mode():
             images.append(made)
             labels.append(model(made).softmax(1))
@@ -332,17 +357,11 @@ def _classes(wanted: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda output: nn.functional.cross_entropy(output, wanted)
 
 
-def _now(lab: Lab) -> float:
-    if lab.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 # ---------------------------------------------------------------------------------------------
 # The command
 
 
-PARTS: dict[str, Callable[[Lab, str], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Course, str], dict[str, Any]]] = {
     "finetune": finetune,
     "transfer": transfer,
     "datafree": datafree,
@@ -399,20 +418,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--classes", type=int, help="transfer: the first so many classes only")
     parser.add_argument("--threshold", type=float, default=0.1, help="transfer: largest WARE")
     parser.add_argument("--ratios", type=Path, help="transfer: JSON {method: {layer: ratio}}")
-    parser.add_argument("--ratio", type=float, default=0.5, help="datafree: share removed")
+    parser.add_argument("--ratio", type=float, default=0.5, help="datafree: fraction pruned")
     parser.add_argument("--synthetic", type=int, default=5120, help="datafree: images to make")
     parser.add_argument("--inversion-steps", type=int, default=60)
     parser.add_argument("--distil-epochs", type=int, default=10)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=default_device())
     parser.add_argument("--jobs", type=int, default=1, help="settings at once, as processes")
     parser.add_argument("--only", help="settings to run: patterns such as 0.5/*, by commas")
     parser.add_argument("--time-limit", type=float, help="seconds after which to stop and show")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=results_dir())
     parser.add_argument("--merge", type=Path, nargs="*", default=[], help="JSON of earlier runs")
     parser.add_argument("--small", action="store_true", help="minutes on two cores")
     default = Path(tempfile.gettempdir()) / "lbyl-retraining"
     parser.add_argument("--scratch", type=Path, default=default, help="finished runs, checkpoints")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.small:
         vars(options).update(SMALL[options.part])
@@ -423,10 +441,39 @@ def arguments() -> argparse.Namespace:
 
 def default_target(small: bool) -> tuple[Path, Path]:
     """Files in the shared folder: CIFAR-10, or CIFAR-100 for the small network of CIFAR-10."""
-    from harness import shared_dir
+    folder, name = shared_dir() / "data", "cifar100" if small else "cifar10"
+    return folder / f"{name}_train.npz", folder / f"{name}_test.npz"
 
-    name = "cifar100" if small else "cifar10"
-    return tuple(shared_dir() / "data" / f"{name}_{split}.npz" for split in ("train", "test"))  # type: ignore[return-value]
+
+def work(course: Course, key: str) -> None:
+    """Run one setting and store it."""
+    start = time.perf_counter()
+    run = PARTS[course.options.part](course, key)
+    run["wall_seconds"] = round(time.perf_counter() - start, 2)
+    course.ledger.store(key, run)
+    shown = {k: run[k] for k in ("initial", "final", "wall_seconds") if k in run}
+    print(key, json.dumps(shown), flush=True)
+
+
+def work_alone(options: argparse.Namespace, ledger: Ledger, key: str) -> None:
+    """One setting in a process of its own."""
+    work(Course(options, ledger), key)
+
+
+def run_missing(
+    options: argparse.Namespace, ledger: Ledger, keys: list[str], finished: Callable[[], None]
+) -> list[str]:
+    """Run settings, each stored when it is finished; gives the keys that failed."""
+    course = Course(options, ledger)
+    if options.part != "datafree" and options.jobs > 1:
+        # Pictures are decoded before many processes would.
+        _ = (course.target, course.test) if options.part == "transfer" else course.training
+        task = functools.partial(work_alone, options, ledger)
+        return run_parallel(task, keys, options.jobs, options.time_limit, finished)
+    for key in keys:
+        work(course, key)
+        finished()
+    return []
 
 
 def main() -> None:
@@ -434,50 +481,28 @@ def main() -> None:
     name = f"retraining-{options.part}" + ("-small" if options.small else "")
     keys = settings(options)
     ledger = Ledger(name, parameters(options), options.scratch)
-    if options.worker:
-        work(Lab(options, ledger), ledger, [options.worker])
-        return
     for path in [*options.merge, options.results / f"{name}.json"]:
         ledger.adopt(path)
     ledger.refresh(keys)
-    todo = [key for key in chosen(keys, options.only) if key not in ledger.found]
-    failed: list[str] = []
+    missing = [key for key in matching(keys, options.only) if key not in ledger.runs]
 
-    def keep() -> None:
+    def store_all() -> None:
         ledger.refresh(keys)
         save_results(name, ledger.to_dict(keys), folder=options.results)
 
-    if todo and options.part != "datafree" and options.jobs > 1:
-        lab = Lab(options, ledger)  # decodes pictures before many processes would
-        _ = (lab.target, lab.test) if options.part == "transfer" else (lab.training, lab.test)
-        del lab
-        failed = run_parallel(todo, options.jobs, options.time_limit, keep)
-    elif todo:
-        work(Lab(options, ledger), ledger, todo, keep)
+    failed = run_missing(options, ledger, missing, store_all) if missing else []
     ledger.refresh(keys)
-    found = ledger.to_dict(keys)
-    if found["runs"]:
-        report.TABLES[options.part](found)
-        print(
-            "kept in", save_results(name, found, report.plot(options.part, found), options.results)
-        )
+    content = ledger.to_dict(keys)
+    if content["runs"]:
+        report.TABLES[options.part](content)
+        figure = report.plot(options.part, content)
+        print("stored in", save_results(name, content, figure, options.results))
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
-def work(
-    lab: Lab, ledger: Ledger, keys: list[str], finished: Callable[[], None] = lambda: None
-) -> None:
-    """Run settings one after the other, each kept when it is done."""
-    for key in keys:
-        start = time.perf_counter()
-        run = PARTS[lab.options.part](lab, key)
-        run["wall_seconds"] = round(time.perf_counter() - start, 2)
-        ledger.keep(key, run)
-        shown = {k: run[k] for k in ("initial", "final", "wall_seconds") if k in run}
-        print(key, json.dumps(shown), flush=True)
-        finished()
-
-
 if __name__ == "__main__":
-    main()
+    # Worker processes import functions by the name of their module, which is not __main__.
+    from benchmarks import retraining
+
+    retraining.main()

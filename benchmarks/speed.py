@@ -1,6 +1,6 @@
 """Where the time goes: echo on ResNet-50 at 224 px, stage by stage.
 
-    python benchmarks/speed.py [--device cuda] [--network resnet50] [--refine 100]
+    python -m benchmarks.speed [--device cuda] [--network resnet50] [--refine 100]
 
 Weights are random: time does not depend on them. The first run warms up; the median of the
 following ones counts.
@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 import lbyl
-from harness import print_table, save_results
+from benchmarks.common.environment import default_device
+from benchmarks.common.results import save_results
+from benchmarks.common.tables import print_table
 
 
 def once(
@@ -30,25 +32,25 @@ def once(
         return time.perf_counter()
 
     start = wait()
-    graph = lbyl.trace(model, example)
+    prepared = lbyl.prepare(model, example)
     traced = wait()
-    found = lbyl.collect(model, example, graph=graph)
+    images = prepared.statistics().seconds["images"]
     collected = wait()
-    result = lbyl.compress(model, example, ratio, graph=graph, statistics=found, refine=refine)
-    done = wait()
+    result = prepared.compress({"*": ratio}, criterion="l2", refine=refine)
+    finished = wait()
     refining = result.seconds.get("refine", 0.0)
     return {
         "trace": traced - start,
-        "images": found.seconds["images"],
-        "collect": collected - traced - found.seconds["images"],
-        "plan, solve and cut": done - collected - refining,
+        "images": images,
+        "collect": collected - traced - images,
+        "plan, solve and cut": finished - collected - refining,
         "refine": refining,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=default_device())
     parser.add_argument("--network", default="resnet50", help="a torchvision model")
     parser.add_argument("--ratio", type=float, default=0.3)
     parser.add_argument("--refine", type=int, default=0, help="steps of refinement")
@@ -71,7 +73,7 @@ def main() -> None:
     print_table(title, ["stage", "ms", "%"], rows)
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
     kind += "-refined" if options.refine else ""
-    print("kept in", save_results(f"speed-{options.network}-{kind}", {"seconds": stages}))
+    print("stored in", save_results(f"speed-{options.network}-{kind}", {"seconds": stages}))
 
 
 if __name__ == "__main__":

@@ -39,20 +39,20 @@ def _cell(part: str) -> Cell:
 def run(source: str) -> list[tuple[Cell, str]]:
     """Execute all code; each cell with what it printed."""
     scope: dict[str, Any] = {"__name__": "__main__"}
-    done = []
+    outputs = []
     for cell in cells(source):
         printed = io.StringIO()
         if not cell.prose:
             with contextlib.redirect_stdout(printed):
                 exec(compile(cell.text, SCRIPT.name, "exec"), scope)
-        done.append((cell, printed.getvalue()))
-    return done
+        outputs.append((cell, printed.getvalue()))
+    return outputs
 
 
-def page(done: list[tuple[Cell, str]]) -> str:
+def page(outputs: list[tuple[Cell, str]]) -> str:
     """Markdown of cells and outputs."""
     parts = []
-    for cell, printed in done:
+    for cell, printed in outputs:
         parts.append(cell.text if cell.prose else f"```python\n{cell.text}\n```")
         if printed.strip():
             parts.append(f"```text\n{printed.rstrip()}\n```")

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 import lbyl
-from lbyl import data, zoo
+from lbyl import data
+from lbyl.models import zoo
 from lbyl.report import gather, write_report
 
 torch.manual_seed(0)
@@ -31,41 +32,37 @@ print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 print(f"{accuracy(model):.1f} % of {len(digits)} digits recognised")
 
 # %% [markdown]
-# ## What can be removed
+# ## What can be pruned
 #
-# `trace` runs the network once on the example and follows every channel from the layer that
-# makes it to the layers that read it. A *unit* is a set of channels that can be removed
-# together. Layers that cannot lose channels are listed with the reason.
+# `prepare` runs the network once on the example and follows every channel from the layer that
+# makes it to the layers that consume it. A *unit* is a set of channels that can be pruned one by
+# one. Unprunable layers are listed with the reason.
 
 # %%
-graph = lbyl.trace(model, example)
-print(graph)
+prepared = lbyl.prepare(model, example)
+print(prepared.graph)
 
 # %% [markdown]
 # ## What it would cost
 #
 # `estimate` predicts, without data, how much of each layer's activations would be lost. WARE is
 # the error of the restored channels relative to the channels: 0 is perfect, and without
-# restoration it is about the share removed.
+# restoration it is about the fraction pruned.
 
 # %%
-statistics = lbyl.collect(model, example, graph=graph)
-guess = lbyl.estimate(
-    model, example, ratios=(0.5,), methods=("none", "echo"), graph=graph, statistics=statistics
-)
-print(guess)
+print(prepared.estimate((0.5,), methods=("none", "echo")))
 
 # %% [markdown]
-# ## Remove half of the filters
+# ## Prune half of the filters
 #
-# The statistics collected above serve every ratio, criterion and method. The model given is
-# never changed.
+# The statistics collected for the estimate serve every ratio, criterion and method. The model
+# given is never changed. No criterion is named, so `echo` tries two and keeps the network whose
+# answers stay closest to the original's on images that nothing was fitted on; the others prune
+# the smallest filters.
 
 # %%
 for method in ("none", "neuron-merging", "lbyl", "echo"):
-    result = lbyl.compress(
-        model, example, ratio=0.5, method=method, graph=graph, statistics=statistics
-    )
+    result = prepared.compress(0.5, method=method)
     print(f"{method:<15} {accuracy(result.model):5.1f} %")
 
 # %%
@@ -74,16 +71,15 @@ print(result)
 # %% [markdown]
 # ## A budget instead of a ratio
 #
-# With `macs=0.5` the layers share the loss unevenly: channels go where the predicted error per
-# multiply–add saved is least.
+# With `Budget(macs=0.5)` layers lose unevenly. Several allocations of equal cost are cut and
+# restored, and the one stays whose answers diverge least from the original's.
 
 # %%
-budget = lbyl.compress(
-    model, example, macs=0.5, criterion="echo", graph=graph, statistics=statistics
-)
+budget = prepared.compress(lbyl.Budget(macs=0.5), criterion="echo")
 for row in budget.rows:
     print(f"{row.unit:<14} keeps {row.kept:>2} of {row.channels}")
 print(f"{accuracy(budget.model):.1f} % at {budget.after.macs / budget.before.macs:.0%} of the MACs")
+print("allocation:", budget.allocation)
 
 # %% [markdown]
 # ## Keep it, load it, show it
@@ -100,7 +96,7 @@ with tempfile.TemporaryDirectory() as folder:
         result,
         Path(folder) / "report.html",
         accuracy={"original": accuracy(model), "slim": accuracy(result.model)},
-        **gather(model, example, result, statistics=statistics),
+        **gather(prepared, result),
     )
     print("the same outputs:", same)
     print(f"{page.name}: {page.stat().st_size / 1e3:.0f} kB")

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lbyl.exceptions import LbylError
-from lbyl.io import whole_file
+from lbyl.errors import LbylError
+from lbyl.torchkit.files import whole_file
 
 SIDE = 32
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -53,10 +53,10 @@ def read_sheet(path: Path) -> NDArray[np.uint8]:
 
 def encode(image: NDArray[np.uint8], quality: int | None) -> bytes:
     """One picture as WebP; without loss where no quality is given."""
-    kept = io.BytesIO()
+    buffer = io.BytesIO()
     options: dict[str, Any] = {"lossless": True} if quality is None else {"quality": quality}
-    Image.fromarray(image).save(kept, "WEBP", method=6, **options)
-    return kept.getvalue()
+    Image.fromarray(image).save(buffer, "WEBP", method=6, **options)
+    return buffer.getvalue()
 
 
 def convert(folder: Path, out: Path, split: str, webp: int | None, lossless: bool = False) -> None:

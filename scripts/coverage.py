@@ -26,33 +26,37 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import published  # noqa: E402
-import reference  # noqa: E402
-from lbyl.io import whole_file, write_json  # noqa: E402
+from lbyl.torchkit.files import whole_file, write_json  # noqa: E402
+from support import published, reference  # noqa: E402
 
 PAGE = ROOT / "docs" / "coverage.md"
 ROWS = ROOT / "docs" / "results" / "coverage.json"
 MINILM = ROOT / "docs" / "results" / "minilm.json"
-MINILM_TEXT = """all-MiniLM-L6-v2 less a share of its MLP neurons: mean cosine similarity of the
-embeddings of 200 English sentences before and after (`python benchmarks/minilm.py`). Random tokens
+MINILM_TEXT = """all-MiniLM-L6-v2 less some of its MLP neurons: mean cosine similarity of the
+embeddings of 200 English sentences before and after (`python -m benchmarks.minilm`). Random tokens
 need no data: trained tokens by Zipf's law, most of a sequence near one topic
-(`lbyl.statistics.tokens`). How tokens are drawn was settled on 100 of these sentences,
+(`lbyl.inputs.tokens`). How tokens are drawn was chosen on 100 of these sentences,
 so that row is a little optimistic.
 """
+# Rows that were measured earlier name these reasons otherwise.
+REWORDED = {
+    "residual stream": "residual",
+    "residual stream that is fixed elsewhere": "residual, fixed elsewhere",
+}
 RATIO = 0.3
 DOUBLE_LIMIT = 60_000_000  # parameters up to which float64 fits comfortably
 
 HEAD = f"""# What can be pruned
 
 Every row is one network with weights drawn at random, cut at {RATIO:.0%} with `method="none"` and
-compared with the original whose pruned channels are silenced at every layer that reads them.
+compared with the original whose pruned channels are silenced at every consumer.
 *Difference* is the largest relative difference of the two outputs (float64, float32 above
 {DOUBLE_LIMIT // 10**6} million parameters); of detectors, of the outputs of their heads. *s* is the
-processor time of tracing, the trial cut and planning in seconds, with one thread; other work on the
-machine does not count. Layers outside units are listed by the reason they are left alone for.
+processor time of tracing, the dry run and planning in seconds, with one thread; other work on the
+machine does not count. Layers outside units are unprunable and are listed by the reason.
 `python scripts/coverage.py` writes this page again.
 
-Residual streams are left alone unless asked for with `streams=True`.
+Channels that additions tie across layers are pruned only with `residual=True`.
 """
 
 SWEEP = """## Still a model
@@ -64,7 +68,7 @@ one step of SGD in training mode, on two examples, has a finite loss and moves t
 and planning take less than 30 s of one core. `torch.compile` must capture it, too
 (`backend="eager"`: the graph, no generated code).
 
-{passed} of {count} networks passed; {whole} of them have no channel that could go alone, and only
+{passed} of {count} networks passed; {whole} of them have no channel that could be pruned, and only
 that is asked of them. Exporting, compiling and training are asked where the original survives them
 on the same input. It does not:
 
@@ -81,20 +85,20 @@ def row(build: published.Build) -> dict[str, Any]:
         return reference.summary(model, graph, seconds)
     if sum(p.numel() for p in model.parameters()) <= DOUBLE_LIMIT:
         model, inputs = reference.in_double(model, inputs)
-    proof = reference.prove_cut(model, inputs, graph, RATIO, unchanged=False)
-    return reference.summary(model, graph, seconds, proof)
+    exact_cut = reference.prove_cut(model, inputs, graph, RATIO, unchanged=False)
+    return reference.summary(model, graph, seconds, exact_cut)
 
 
-def line(name: str, found: dict[str, Any]) -> str:
+def line(name: str, figures: dict[str, Any]) -> str:
     """A row of the table."""
-    if "error" in found:
-        return f"| {name} | – | – | – | – | – | – | {found['error']} |"
-    after = f"{found['after'] / found['before']:.0%} of {found['before'] / 1e6:.1f} M"
-    exact = "–" if found["exact"] is None else f"{found['exact']:.0e}"
-    alone = "; ".join(f"{n} × {reason}" for reason, n in found["alone"].items())
+    if "error" in figures:
+        return f"| {name} | – | – | – | – | – | – | {figures['error']} |"
+    after = f"{figures['after'] / figures['before']:.0%} of {figures['before'] / 1e6:.1f} M"
+    exact = "–" if figures["exact"] is None else f"{figures['exact']:.0e}"
+    reasons = "; ".join(f"{n} × {REWORDED.get(why, why)}" for why, n in figures["alone"].items())
     return (
-        f"| {name} | {found['units']} | {found['channels']} | {after} | {found['macs']:.0%} "
-        f"| {exact} | {found['seconds']:.1f} | {alone} |"
+        f"| {name} | {figures['units']} | {figures['channels']} | {after} | {figures['macs']:.0%} "
+        f"| {exact} | {figures['seconds']:.1f} | {reasons} |"
     )
 
 
@@ -110,7 +114,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
     for group in dict.fromkeys(name.partition("/")[0] for name in rows):
         lines += ["", f"## {group}", ""]
         lines += [
-            "| network | units | channels | parameters | MACs | difference | s | left alone |"
+            "| network | units | channels | parameters | MACs | difference | s | unprunable |"
         ]
         lines += ["| --- | --: | --: | --: | --: | --: | --: | --- |"]
         lines += [
@@ -124,10 +128,10 @@ def survival(rows: dict[str, dict[str, Any]]) -> str:
     told = {name: row["sweep"] for name, row in rows.items() if "sweep" in row}
     if not told:
         return ""
-    passed = sum(found["passed"] for found in told.values())
+    passed = sum(outcome["passed"] for outcome in told.values())
     missed: dict[str, list[str]] = {}
-    for name, found in told.items():
-        for step in found["missed"]:
+    for name, outcome in told.items():
+        for step in outcome["missed"]:
             missed.setdefault(step, []).append(name.partition("/")[2])
     lines = [f"- {step}: {', '.join(names)}" for step, names in missed.items()]
     whole = sum(not rows[name]["units"] for name in told)
@@ -137,14 +141,14 @@ def survival(rows: dict[str, dict[str, Any]]) -> str:
 
 def read_sweep(path: Path) -> dict[str, dict[str, Any]]:
     """Rows and outcomes by network from pytest's XML."""
-    found = {}
+    rows = {}
     for case in ElementTree.parse(path).iter("testcase"):
         notes = {p.get("name"): json.loads(p.get("value", "")) for p in case.iter("property")}
         bad = any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
         outcome = {"passed": not bad, "missed": notes.get("missed", [])}
         name = case.get("name", "").partition("[")[2].removesuffix("]")
-        found[name] = {**notes.get("row", {}), "sweep": outcome}
-    return found
+        rows[name] = {**notes.get("row", {}), "sweep": outcome}
+    return rows
 
 
 def sentences() -> str:
@@ -170,13 +174,13 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=ROWS, help="where measured rows are kept")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     parser.add_argument("--sweep", type=Path, nargs="*", default=[], help="pytest's XML files")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    rows = json.loads(chosen.rows.read_text()) if chosen.rows.exists() else {}
+    rows = json.loads(options.rows.read_text()) if options.rows.exists() else {}
     every = published.every()
     for name, build in every.items():
-        if chosen.page or not re.search(chosen.only, name):
+        if options.page or not re.search(options.only, name):
             continue
         try:
             rows[name] = row(build)
@@ -184,12 +188,12 @@ def main() -> None:
             reason = f"{type(error).__name__}: {error}"[:200].replace("|", "/")
             rows[name] = {"machine": reference.machine(), "error": reason}
         print(line(name, rows[name]), flush=True)
-        write_json(chosen.rows, rows)
+        write_json(options.rows, rows)
         gc.collect()
-    for path in chosen.sweep:
-        for name, found in read_sweep(path).items():
-            rows[name] = {**rows.get(name, {}), **found}
-    write_json(chosen.rows, rows)
+    for path in options.sweep:
+        for name, swept in read_sweep(path).items():
+            rows[name] = {**rows.get(name, {}), **swept}
+    write_json(options.rows, rows)
     ordered = {name: rows[name] for name in every if name in rows}
     with whole_file(PAGE) as temporary:
         temporary.write_text(page(ordered))

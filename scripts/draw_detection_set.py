@@ -1,12 +1,18 @@
-"""Draw a detection set in COCO's layout: FOLDER/{train,val}/ and FOLDER/annotations/."""
+"""Draw a detection set in COCO's layout: FOLDER/{train,val}/ and FOLDER/annotations/.
+
+python scripts/draw_detection_set.py FOLDER [--train 5000] [--val 1000]
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
-from lbyl.detect.draw import FORMATS, DrawConfig, draw_detection_set
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.detection.draw import FORMATS, DrawConfig, draw_detection_set
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Train the demonstration network on scikit-learn's digits and write its weights.
 
-    python scripts/train_demo.py [--out src/lbyl/zoo/digits.safetensors]
+    python scripts/train_demo.py [--out src/lbyl/models/zoo/digits.safetensors]
 
 Seeded and on one thread, so that the same versions of the libraries give the same file; a minute
 or two on one core. Images are shifted by up to one pixel and lightly noised. The loss is plain
@@ -11,19 +11,19 @@ taking them away look easier than it is on networks that people really have.
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbyl import zoo
 from lbyl.data import evaluate, load
+from lbyl.models import zoo
+from lbyl.torchkit.files import whole_file
 
-OUT = Path(__file__).resolve().parents[1] / "src" / "lbyl" / "zoo" / "digits.safetensors"
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "src" / "lbyl" / "models" / "zoo" / "digits.safetensors"
 EPOCHS, BATCH, RATE, DECAY = 60, 50, 0.05, 1e-4
 
 
@@ -62,17 +62,10 @@ def train(seed: int = 0) -> nn.Module:
 
 
 def write(model: nn.Module, path: Path) -> None:
-    """Write the weights beside their place and move them there, so no half file is ever seen."""
+    """Write the weights whole or not at all."""
     state = {key: value.contiguous() for key, value in model.state_dict().items()}
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(save(state))
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as temporary:
+        save_file(state, temporary)
 
 
 def main() -> None:

@@ -10,8 +10,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from lbyl.tracing.rules import base as rules
+
 settings.register_profile("lbyl", deadline=None, max_examples=8, derandomize=True)
 settings.load_profile("lbyl")
+
+rules.STRICT = True  # a rule that raises costs users compression; here it is an error
 
 # Tiny tensors gain nothing from threads, and parallel test processes would fight over cores.
 torch.set_num_threads(1)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl import LbylError, zoo
+from lbyl import LbylError
 from lbyl.export import export_onnx, export_program
+from lbyl.models import zoo
 
 
 class Pair(nn.Module):

@@ -39,7 +39,7 @@ def test_models_take_turns() -> None:
 
 def test_median_and_spread_ignore_a_hiccup() -> None:
     timing = Timing.of([1.0, 1.0, 1.0, 1.0, 100.0])
-    assert timing.median == 1.0 and timing.spread == 0.0
+    assert timing.median == 1.0 and timing.iqr == 0.0
     assert str(Timing.of([0.001, 0.002, 0.003])) == "2.00 ms ± 1.00"
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import published
-import reference
-from lbyl.surgery import weightless_copy
+from lbyl.surgery.cut import weightless_copy
+from support import published, reference
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("torchvision")
@@ -40,16 +39,16 @@ def test_network(name: str, tmp_path: Path, record_property: Callable[[str, obje
     assert seconds < SECONDS, "tracing and planning take too long"
     if name in NONE:
         assert not len(graph)
-        assert any(NONE[name] in reason for reason in graph.left_alone.values())
+        assert any(NONE[name] in reason for reason in graph.unprunable.values())
         record_property("row", json.dumps(reference.summary(model, graph, seconds)))
         return
     assert len(graph), f"nothing to prune: {graph}"
     if sum(p.numel() for p in model.parameters()) <= DOUBLE_LIMIT:
         model, inputs = reference.in_double(model, inputs)
     fresh = weightless_copy(model, {})  # as built: nothing has run in it yet
-    proof = reference.prove_cut(model, inputs, graph)
-    record_property("row", json.dumps(reference.summary(model, graph, seconds, proof)))
-    reference.assert_exact(proof, graph)
-    missed = reference.assert_survives(model, proof.result, inputs, fresh, tmp_path / "out")
+    cut = reference.prove_cut(model, inputs, graph)
+    record_property("row", json.dumps(reference.summary(model, graph, seconds, cut)))
+    reference.assert_exact(cut, graph)
+    missed = reference.assert_survives(model, cut.result, inputs, fresh, tmp_path / "out")
     record_property("missed", json.dumps(missed))
     gc.collect()

@@ -1,57 +1,79 @@
-"""Make a pretrained network smaller without its data and without training it."""
+"""Make a pretrained network smaller without its data and without training it.
 
-from lbyl import images
-from lbyl.compress import compress
-from lbyl.criteria import criteria
-from lbyl.elimination import EchoCriterion
-from lbyl.estimate import Estimate, estimate
-from lbyl.exceptions import LbylError
-from lbyl.io import load, save
-from lbyl.leaves import declare
-from lbyl.plan import Plan
-from lbyl.restore import (
-    LBYL,
-    AnalyticMoments,
-    Coreset,
-    Echo,
-    Fold,
-    NeuronMerging,
-    OneToOne,
-    Prune,
-    methods,
-)
-from lbyl.result import Result
-from lbyl.statistics import Statistics, collect
-from lbyl.trace import trace
-from lbyl.unit import Graph, Unit
+Names are imported when first used (PEP 562), so that `import lbyl` and `lbyl --help` load no torch.
+"""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lbyl import methods
+    from lbyl.api import Prepared, compress, estimate, prepare, refine
+    from lbyl.errors import LbylError
+    from lbyl.graph.declare import declare
+    from lbyl.graph.unit import Graph
+    from lbyl.planning import criteria
+    from lbyl.planning.budget import Budget
+    from lbyl.planning.plan import Plan
+    from lbyl.result import Result
+    from lbyl.statistics.moments import Statistics
+    from lbyl.storage import load, save
+    from lbyl.tracing.trace import trace
+
+__version__ = "0.2.0"
+
+_HOMES = {
+    "Budget": "lbyl.planning.budget",
+    "Graph": "lbyl.graph.unit",
+    "LbylError": "lbyl.errors",
+    "Plan": "lbyl.planning.plan",
+    "Prepared": "lbyl.api",
+    "Result": "lbyl.result",
+    "Statistics": "lbyl.statistics.moments",
+    "compress": "lbyl.api",
+    "declare": "lbyl.graph.declare",
+    "estimate": "lbyl.api",
+    "load": "lbyl.storage",
+    "prepare": "lbyl.api",
+    "refine": "lbyl.api",
+    "save": "lbyl.storage",
+    "trace": "lbyl.tracing.trace",
+}
+_MODULES = {"criteria": "lbyl.planning.criteria", "methods": "lbyl.methods"}
 
 __all__ = [
-    "LBYL",
-    "AnalyticMoments",
-    "Coreset",
-    "Echo",
-    "EchoCriterion",
-    "Estimate",
-    "Fold",
+    "Budget",
     "Graph",
     "LbylError",
-    "NeuronMerging",
-    "OneToOne",
     "Plan",
-    "Prune",
+    "Prepared",
     "Result",
     "Statistics",
-    "Unit",
-    "collect",
     "compress",
     "criteria",
     "declare",
     "estimate",
-    "images",
     "load",
     "methods",
+    "prepare",
+    "refine",
     "save",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value: Any = importlib.import_module(_MODULES[name])
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'lbyl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from lbyl.exceptions import LbylError
-from lbyl.io import whole_file
-from lbyl.record import Inputs, call_model, evaluation_mode
+from lbyl.errors import LbylError
+from lbyl.torchkit.files import whole_file
+from lbyl.torchkit.run import Inputs, call_model, evaluation_mode
 
 CHECKED_BATCHES = (1, 3)
 EMBEDDED_LIMIT = 1_800_000_000  # bytes of weights one ONNX file can hold (protobuf ends at 2 GB)
@@ -27,7 +27,7 @@ EMBEDDED_LIMIT = 1_800_000_000  # bytes of weights one ONNX file can hold (proto
 def export_onnx(
     model: nn.Module, example_inputs: Inputs, path: str | Path, tolerance: float = 1e-3
 ) -> float:
-    """Write `model` as ONNX with a free batch size and return how far ONNX Runtime is from it.
+    """Write `model` as ONNX with a variable batch size and return how far ONNX Runtime is from it.
 
     That is the largest difference of any output, relative to the output's largest value, at two
     batch sizes. Nothing is written when it exceeds `tolerance`.
@@ -57,7 +57,7 @@ def export_onnx(
 
 
 def export_program(model: nn.Module, example_inputs: Inputs, path: str | Path) -> Path:
-    """Write `model` as a `torch.export` program (.pt2) with a free batch size."""
+    """Write `model` as a `torch.export` program (.pt2) with a variable batch size."""
     path = Path(path)
     with evaluation_mode(model), _silence():
         program = _to_program(model, example_inputs)
@@ -75,9 +75,9 @@ def onnx_error(model: nn.Module, example_inputs: Inputs, path: Path) -> float:
     for batch in CHECKED_BATCHES:
         inputs = _random_batch(example_inputs, batch)
         with torch.no_grad(), evaluation_mode(model):
-            wanted = [x for x in tree_flatten(call_model(model, inputs))[0] if _is_tensor(x)]
+            expected = [x for x in tree_flatten(call_model(model, inputs))[0] if _is_tensor(x)]
         given = session.run(None, onnx_feed(session, inputs))
-        for ours, theirs in zip(wanted, given, strict=True):
+        for ours, theirs in zip(expected, given, strict=True):
             ours = ours.detach().cpu().float()
             gap = (ours - torch.from_numpy(theirs).float()).abs().max()
             worst = max(worst, float(gap / ours.abs().max().clamp(min=1e-12)))
@@ -112,7 +112,7 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _free_batch(inputs: Inputs) -> Any:
-    """Every tensor's first dimension is free, all the same one."""
+    """Every tensor's first dimension is variable, all the same one."""
     batch = torch.export.Dim.DYNAMIC
     return tree_map_only(Tensor, lambda x: {0: batch} if x.dim() else None, inputs)
 

@@ -1,7 +1,8 @@
 """Timing of several models side by side.
 
 What the design must satisfy: a machine's speed drifts, so models take turns instead of running
-one after the other; the figure is a median with its spread, so one hiccup changes nothing.
+one after the other; the figure is a median with its interquartile range, so that one
+hiccup changes nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lbyl.exceptions import LbylError
-from lbyl.record import Inputs, call_model, device_of, evaluation_mode
+from lbyl.errors import LbylError
+from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
 
 WARM_UP = 3
 
@@ -29,16 +30,16 @@ class Timing:
     """Seconds of one pass."""
 
     median: float
-    spread: float  # between the quartiles
+    iqr: float  # between the quartiles
     runs: tuple[float, ...]
 
     @classmethod
     def of(cls, runs: list[float]) -> Timing:
-        low, middle, high = statistics.quantiles(runs, n=4, method="inclusive")
-        return cls(middle, high - low, tuple(runs))
+        low, median, high = statistics.quantiles(runs, n=4, method="inclusive")
+        return cls(median, high - low, tuple(runs))
 
     def __str__(self) -> str:
-        return f"{1e3 * self.median:.2f} ms ± {1e3 * self.spread:.2f}"
+        return f"{1e3 * self.median:.2f} ms ± {1e3 * self.iqr:.2f}"
 
 
 def compare(
@@ -56,10 +57,10 @@ def compare(
     """
     if repeats < 2:
         raise LbylError("timing needs at least 2 repeats")
-    place = torch.device(device)
-    if onnx and place.type != "cpu":
+    target = torch.device(device)
+    if onnx and target.type != "cpu":
         raise LbylError("ONNX Runtime is timed on the CPU: leave the device out")
-    inputs = tree_map_only(Tensor, lambda x: x.to(place), example_inputs)
+    inputs = tree_map_only(Tensor, lambda x: x.to(target), example_inputs)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_threads(threads))
@@ -68,9 +69,9 @@ def compare(
             if onnx:
                 runners[name] = _onnx_runner(stack, model, inputs, threads)
             else:
-                stack.enter_context(_ready(model, place))
+                stack.enter_context(_ready(model, target))
                 runners[name] = _runner(model, inputs)
-        return _interleaved(runners, place, repeats)
+        return _interleaved(runners, target, repeats)
 
 
 def _interleaved(

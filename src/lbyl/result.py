@@ -1,15 +1,22 @@
-"""What came of a compression, to print, to keep and to save."""
+"""What came of a compression: what was done, not what was asked for."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
 
-from lbyl.plan import Plan
-from lbyl.surgery import tensors
-from lbyl.unit import Graph
+from lbyl.graph.unit import Graph
+from lbyl.planning.allocation import Allocation
+from lbyl.planning.plan import Plan
+from lbyl.restoring.refine import Refinement
+from lbyl.torchkit.format import counted, human, percent_change
+from lbyl.torchkit.tensors import tensors
+
+WIDTH = 98  # of what is printed
 
 
 @dataclass(frozen=True)
@@ -26,25 +33,51 @@ class Size:
         state = tensors(model)
         parameters = sum(p.numel() for p in model.parameters())
         size = sum(t.numel() * t.element_size() for t in state.values())
-        macs = graph.macs({c.weight: state[c.weight].numel() for c in graph.contractions})
+        macs = graph.macs({layer.weight: state[layer.weight].numel() for layer in graph.layers})
         return cls(parameters, macs, size)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One unit in the report."""
+    """One unit: how many of its channels were kept, and the errors of what was written.
+
+    RE, BE and ‖s‖ are of the delivery matrix, where one matrix is what was written; `error` is that
+    of the consumers' outputs under the weights written, relative to their variance, on the
+    statistics that were collected. None where nothing was measured.
+    """
 
     unit: str
     channels: int
     kept: int
-    residual: float  # RE
-    bias: float  # BE
-    norm: float  # mean ‖s‖
+    residual: float | None = None  # RE
+    bias: float | None = None  # BE
+    norm: float | None = None  # mean ‖s‖
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """Which corrections were made, counted."""
+
+    rewritten: int = 0  # consumers that lost inputs
+    mean: int = 0  # of these, the mean of the output put back
+    variance: int = 0  # and its variance
+    recalibrated: int = 0  # BatchNorms moved by a second run of both networks
+    sequential: int = 0  # consumers fitted one after the other on the slim network's own inputs
+
+    def __str__(self) -> str:
+        counts = {
+            "means corrected": self.mean,
+            "variances corrected": self.variance,
+            "BatchNorms recalibrated": self.recalibrated,
+            "consumers fitted in sequence": self.sequential,
+        }
+        return ", ".join(f"{count} {noun}" for noun, count in counts.items() if count) or "none"
 
 
 @dataclass(frozen=True)
 class Result:
-    """The smaller model and its story."""
+    """The smaller model and what was done to it."""
 
     model: nn.Module = field(repr=False)
     plan: Plan = field(repr=False)
@@ -52,63 +85,147 @@ class Result:
     before: Size
     after: Size
     rows: tuple[Row, ...]
-    method: str
-    criterion: str
-    repair: str
-    seconds: dict[str, float]
-    refine: int = 0  # steps
+    method: Mapping[str, Any]  # name and settings
+    criterion: Mapping[str, Any] | None  # None: none was used
+    data: str | None  # what statistics came from; None: nothing was run or computed
+    corrections: Corrections
+    seconds: Mapping[str, float]
+    refinement: Refinement | None = None
+    allocation: Allocation | None = None  # how widths were chosen, where there was a choice
+    fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
 
     def to_dict(self, plan: bool = True) -> dict[str, Any]:
         """Everything but the model, as plain data."""
         data: dict[str, Any] = {
-            "method": self.method,
-            "criterion": self.criterion,
-            "repair": self.repair,
-            "refine": self.refine,
+            "method": dict(self.method),
+            "criterion": None if self.criterion is None else dict(self.criterion),
+            "data": self.data,
+            "corrections": asdict(self.corrections),
+            "refinement": None if self.refinement is None else asdict(self.refinement),
+            "allocation": None if self.allocation is None else asdict(self.allocation),
+            "fallbacks": list(self.fallbacks),
             "before": asdict(self.before),
             "after": asdict(self.after),
             "rows": [asdict(row) for row in self.rows],
-            "left_alone": dict(self.graph.left_alone),
+            "unprunable": dict(self.graph.unprunable),
             "seconds": dict(self.seconds),
         }
         return {**data, "plan": self.plan.to_dict()} if plan else data
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], model: nn.Module, plan: Plan) -> Result:
+        """The result that `to_dict` described; its graph holds only the unprunable layers."""
+        refinement, allocation = data["refinement"], data["allocation"]
+        return cls(
+            model,
+            plan,
+            Graph.empty(data["unprunable"]),
+            Size(**data["before"]),
+            Size(**data["after"]),
+            tuple(Row(**row) for row in data["rows"]),
+            data["method"],
+            data["criterion"],
+            data["data"],
+            Corrections(**data["corrections"]),
+            data["seconds"],
+            None if refinement is None else Refinement(**refinement),
+            None
+            if allocation is None
+            else Allocation(**{**allocation, "spared": tuple(allocation["spared"])}),
+            tuple(data.get("fallbacks", ())),
+        )
+
+    @property
+    def chosen_by(self) -> str:
+        """Who chose the channels: a criterion, the method itself, or a plan that was given."""
+        if self.criterion is not None:
+            return str(self.criterion["name"])
+        if self.plan.method and self.plan.method == self.method:
+            return "its own choice"
+        origin = self.plan.chosen_by
+        return f"a given plan (by {origin})" if origin else "a given plan"
+
+    @property
+    def story(self) -> str:
+        """In one line: who chose, what restored, on what, and what followed."""
+        parts = [f"{self.method['name']} after {self.chosen_by}"]
+        parts += [str(self.allocation)] if self.allocation else []
+        parts += [f"on {self.data} statistics"] if self.data else []
+        parts += [str(self.corrections)] if self.corrections.mean else []
+        parts += [str(self.refinement)] if self.refinement else []
+        return ", ".join(parts)
+
     def __str__(self) -> str:
+        sizes = [
+            (noun, getattr(self.before, key), getattr(self.after, key))
+            for noun, key in (("parameters", "parameters"), ("MACs", "macs"), ("bytes", "bytes"))
+        ]
         lines = [
-            f"{self.method} after {self.criterion}{refined(self.refine)}, {len(self.rows)} units, "
-            f"{sum(self.seconds.values()):.2f} s",
-            _change("parameters", self.before.parameters, self.after.parameters),
-            _change("MACs", self.before.macs, self.after.macs),
-            _change("bytes", self.before.bytes, self.after.bytes),
+            *textwrap.wrap(self.story, WIDTH),
+            f"{counted(len(self.rows), 'unit')}, {sum(self.seconds.values()):.2f} s",
+            *(
+                f"{noun:<11}{human(was):>9} → {human(now):>9}  ({percent_change(was, now)})"
+                for noun, was, now in sizes
+            ),
             "",
             *self._table(),
         ]
-        if self.graph.left_alone:
-            lines += ["", f"{len(self.graph.left_alone)} layers left alone (see print(graph))"]
+        if self.fallbacks:
+            more = f" (and {len(self.fallbacks) - 1} more)" if len(self.fallbacks) > 1 else ""
+            lines += ["", f"fallbacks: {self.fallbacks[0]}{more}"]
+        if self.graph.unprunable:
+            lines += ["", f"{len(self.graph.unprunable)} unprunable layers (see print(graph))"]
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
+        columns = {"residual": "RE", "bias": "BE", "norm": "‖s‖", "error": "error"}
+        shown = [k for k in columns if any(getattr(row, k) is not None for row in self.rows)]
         width = max([len(row.unit) for row in self.rows] + [4])
-        head = f"{'unit':<{width}}  {'kept':>11}  {'RE':>8}  {'BE':>8}  {'‖s‖':>7}"
+        head = f"{'unit':<{width}}  {'kept':>11}" + "".join(f"  {columns[k]:>8}" for k in shown)
         return [head] + [
-            f"{r.unit:<{width}}  {r.kept:>5}/{r.channels:<5}  {r.residual:>8.4f}  {r.bias:>8.4f}"
-            f"  {r.norm:>7.3f}"
-            for r in self.rows
+            f"{row.unit:<{width}}  {row.kept:>5}/{row.channels:<5}"
+            + "".join(f"  {_cell(getattr(row, key)):>8}" for key in shown)
+            for row in self.rows
         ]
 
 
-def refined(steps: int) -> str:
-    """What is said of refinement, where there was any."""
-    return f", refined by {steps} step{'s' if steps > 1 else ''}" if steps else ""
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
-def _change(noun: str, before: int, after: int) -> str:
-    share = 100 * (after / before - 1) if before else 0.0
-    return f"{noun:<11}{_human(before):>9} → {_human(after):>9}  ({share:+.1f} %)"
+@dataclass(frozen=True)
+class EstimateRow:
+    """One unit at one ratio under one method."""
+
+    unit: str
+    ratio: float
+    method: str
+    kept: int
+    channels: int
+    residual: float  # RE
+    bias: float  # BE
+    norm: float  # mean ‖s‖
+    ware: float  # weighted average reconstruction error, 0 … about 1
 
 
-def _human(count: int) -> str:
-    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if count >= limit:
-            return f"{count / limit:.2f}{suffix}"
-    return str(count)
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted errors, to print or to plan by."""
+
+    rows: tuple[EstimateRow, ...]
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"source": self.source, "rows": [asdict(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        width = max([len(row.unit) for row in self.rows] + [4])
+        lines = [
+            f"{'unit':<{width}}  ratio  {'method':<15} {'kept':>11} {'RE':>9} {'BE':>9} {'WARE':>7}"
+        ]
+        lines += [
+            f"{r.unit:<{width}}  {r.ratio:>5.2f}  {r.method:<15} {r.kept:>5}/{r.channels:<5} "
+            f"{r.residual:>9.4f} {r.bias:>9.4f} {r.ware:>7.4f}"
+            for r in self.rows
+        ]
+        return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lbyl.cli import app
+from lbyl.cli.app import app
 
 NETWORK = """
 import torch

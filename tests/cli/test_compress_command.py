@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.models.resolve import resolve
 
-IMAGES = ["--images", "32"]
+IMAGES = ["--data", "32"]
 
 
 def labelled(path: Path, count: int = 40, size: int = 12, classes: int = 5) -> str:
@@ -32,7 +32,7 @@ def test_writes_what_python_loads_back(run: Any, small: list[str], tmp_path: Pat
     run("compress", *small, *IMAGES, "--ratio", "0.5", "--out", out)
     assert {p.name for p in out.iterdir()} == {"model.safetensors", "plan.json", "report.html"}
     network = resolve(small[0], input_shape=(12,))
-    here = lbyl.compress(network.model, network.example, 0.5, images=32).model
+    here = lbyl.compress(network.model, network.example, 0.5, data=32).model
     loaded = lbyl.load(out, resolve(small[0], input_shape=(12,)).model)
     x = torch.randn(2, 3, 12, 12)
     torch.testing.assert_close(loaded(x), here(x))
@@ -41,20 +41,26 @@ def test_writes_what_python_loads_back(run: Any, small: list[str], tmp_path: Pat
 def test_the_story_is_told(run: Any, small: list[str], tmp_path: Path) -> None:
     data = labelled(tmp_path / "data.npz")
     out = tmp_path / "out"
-    result = run("compress", *small, *IMAGES, "--data", data, "--out", out)
+    result = run("compress", *small, *IMAGES, "--test", data, "--out", out)
     assert re.search(r"parameters +2\.18 k +1\.\d\d k +-\d\d\.\d %", result.stdout)
     assert re.search(r"accuracy +\d+\.\d\d % +\d+\.\d\d %", result.stdout)
     assert "model = lbyl.load(" in result.stdout
-    assert "✓ following its channels" in result.stderr
+    assert re.search(r"echo after \S+.*, on procedural statistics", result.stdout)
+    assert re.search(r"\d+ of 28 channels pruned, in 2 layers", result.stdout)
+    assert "✓ tracing" in result.stderr and "✓ compressing" in result.stderr
     assert json.loads((out / "plan.json").read_text())["accuracy"].keys() == {"original", "slim"}
 
 
 def test_json_holds_everything(run_json: Any, small: list[str]) -> None:
-    found = run_json("compress", *small, *IMAGES, "--ratio", "0.25")
-    kept = {row["unit"]: (row["channels"], row["kept"]) for row in found["rows"]}
+    told = run_json("compress", *small, *IMAGES, "--ratio", "0.25")
+    kept = {row["unit"]: (row["channels"], row["kept"]) for row in told["rows"]}
     assert kept == {"0": (12, 9), "3": (16, 12)}
-    assert found["after"]["parameters"] < found["before"]["parameters"]
-    assert found["method"] == "echo" and found["accuracy"] is None
+    assert told["after"]["parameters"] < told["before"]["parameters"]
+    assert told["method"]["name"] == "echo" and told["accuracy"] is None
+    assert told["data"] == "procedural" and told["criterion"]["name"] in lbyl.criteria.names()
+    assert told["corrections"]["rewritten"] == 2 and told["refinement"] is None
+    for row in told["rows"]:  # echo writes no delivery matrix, so it has no RE
+        assert row["residual"] is None and 0 < row["error"] < 1
 
 
 def test_quiet_prints_nothing(run: Any, small: list[str], tmp_path: Path) -> None:
@@ -65,21 +71,25 @@ def test_quiet_prints_nothing(run: Any, small: list[str], tmp_path: Path) -> Non
 
 def test_ratios_by_pattern_and_options_of_the_method(run_json: Any, small: list[str]) -> None:
     settings = ["--method", "lbyl", "--option", "lambda1=0", "--option", "variant=released"]
-    found = run_json("compress", *small, "--ratio", "0.5", "--ratio", "3=0.25", *settings)
-    assert [row["kept"] for row in found["rows"]] == [6, 12]
-    assert found["method"] == "lbyl" and found["repair"] == "none"
+    told = run_json("compress", *small, "--ratio", "0.5", "--ratio", "3=0.25", *settings)
+    assert [row["kept"] for row in told["rows"]] == [6, 12]
+    assert told["method"]["name"] == "lbyl" and told["method"]["variant"] == "released"
+    assert told["data"] is None and told["corrections"]["mean"] == 0
+    assert all(row["residual"] > 0 for row in told["rows"])
 
 
-def test_layers_can_be_skipped_and_rounded(run_json: Any, small: list[str]) -> None:
-    choice = ["--method", "none", "--ratio", "0.5", "--skip", "0", "--round-to", "5"]
-    found = run_json("compress", *small, *choice)
-    assert [(row["unit"], row["kept"]) for row in found["rows"]] == [("3", 10)]
-    assert found["left_alone"]["0"] == "skipped as asked"
+def test_layers_can_be_excluded_and_rounded(run_json: Any, small: list[str]) -> None:
+    choice = ["--method", "none", "--ratio", "0.5", "--exclude", "0", "--multiple-of", "5"]
+    told = run_json("compress", *small, *choice)
+    assert [(row["unit"], row["kept"]) for row in told["rows"]] == [("3", 10)]
+    assert "exclude" in told["unprunable"]["0"]
+    only = run_json("compress", *small, "--method", "none", "--include", "0")
+    assert [row["unit"] for row in only["rows"]] == ["0"]
 
 
 def test_a_budget_instead_of_a_ratio(run_json: Any, small: list[str]) -> None:
-    found = run_json("compress", *small, *IMAGES, "--macs", "0.6")
-    assert found["after"]["macs"] <= 0.6 * found["before"]["macs"]
+    told = run_json("compress", *small, *IMAGES, "--macs", "0.6")
+    assert told["after"]["macs"] <= 0.6 * told["before"]["macs"]
 
 
 def test_a_second_run_replaces_cleanly(run: Any, small: list[str], tmp_path: Path) -> None:
@@ -105,7 +115,7 @@ def test_a_failure_leaves_the_old_directory(
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("lbyl.report.write_report", full)
+    monkeypatch.setattr("lbyl.cli.files.write_report", full)
     settings = ["--method", "none", "--ratio", "0.6"]
     result = run("compress", *small, *settings, "--out", out, code=1)
     assert "no space left" in result.stderr
@@ -127,13 +137,27 @@ def test_without_jinja_there_is_no_report_but_a_note(
     assert not (tmp_path / "out" / "report.html").exists()
 
 
-def test_calibration_images_are_used(run_json: Any, small: list[str], tmp_path: Path) -> None:
+def test_the_corrections_are_those_asked_for(run_json: Any, small: list[str]) -> None:
+    counts = {}
+    for name in ("none", "mean", "mean+variance", "recalibrate"):
+        told = run_json("compress", *small, *IMAGES, "--correction", name)
+        assert told["method"]["correction"] == name
+        done = told["corrections"]
+        counts[name] = [done[key] > 0 for key in ("mean", "variance", "recalibrated")]
+    assert counts["none"] == [False, False, False]
+    assert counts["mean"] == [True, False, False]
+    # the consumers of this network have no BatchNorm behind them, so no variance is put back
+    assert counts["recalibrate"][0] and counts["recalibrate"][2]
+
+
+def test_own_images_are_used(run_json: Any, small: list[str], tmp_path: Path) -> None:
     data = labelled(tmp_path / "data.npz")
-    found = run_json("compress", *small, "--calibration", data)
+    told = run_json("compress", *small, "--data", data)
     plain = run_json("compress", *small, *IMAGES)
-    assert "running it on your images" in found["stages"]
-    assert "running it on procedural images" in plain["stages"]
-    assert found["rows"][0]["norm"] != plain["rows"][0]["norm"]
+    analytic = run_json("compress", *small, "--data", "analytic")
+    assert [f["data"] for f in (told, plain, analytic)] == ["own", "procedural", "analytic"]
+    assert told["corrections"]["recalibrated"] == 0  # own statistics hold it already
+    assert told["rows"][0]["error"] != plain["rows"][0]["error"]
 
 
 def test_refinement_is_done_and_told(
@@ -141,14 +165,26 @@ def test_refinement_is_done_and_told(
 ) -> None:
     data, out = labelled(tmp_path / "data.npz"), tmp_path / "out"
     result = run("compress", *small, *IMAGES, "--refine", "4", "--out", out)
-    assert "refined by 4 steps" in result.stdout
+    told = json.loads((out / "plan.json").read_text())["result"]["refinement"]
+    assert told["asked"] == 4 and told["steps"] in (0, 4)
+    words = "refined by 4 steps" if told["steps"] else "refinement taken back"
+    assert words in result.stdout
     report = (out / "report.html").read_text()
-    assert "refined by <b>4</b> steps" in report and "No training" not in report
-    assert json.loads((out / "plan.json").read_text())["result"]["refine"] == 4
+    assert words in report and "No training" not in report
     run("report", out, "--model", small[0])
-    assert "refined by <b>4</b> steps" in (out / "report.html").read_text()
-    own = run_json("compress", *small, "--calibration", data, "--refine", "4")
-    assert own["refine"] == 4 and own["seconds"]["refine"] > 0
+    assert words in (out / "report.html").read_text()
+    own = run_json("compress", *small, "--data", data, "--refine", "4")
+    assert own["refinement"]["asked"] == 4 and own["seconds"]["refine"] > 0
+
+
+def test_layers_kept_whole_are_not_counted_as_pruned(
+    run: Any, small: list[str], tmp_path: Path
+) -> None:
+    choice = ["--method", "none", "--ratio", "0=0.5", "--out", tmp_path / "out"]
+    shown = run("compress", *small, *choice).stdout
+    assert "6 of 28 channels pruned, in 1 layer" in shown
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "Kept whole" in report and report.count('<th scope="row">') == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +196,21 @@ def test_refinement_is_done_and_told(
         (["--onnx"], "--out"),
         (["--option", "strength=3"], "the settings of echo are"),
         (["--option", "ridge=often"], "float is expected"),
-        (["--macs", "-1"], "more than 0"),
+        (["--macs", "-1"], "above 0 and at most 1"),
+        (["--macs", "2"], "above 0 and at most 1"),
+        (["--ratio", "0.3", "--macs", "0.5"], "--ratio and --macs both"),
+        (["--macs", "0.5", "--max-error", "0.1"], "--macs and --max-error are several"),
+        (["--method", "fold", "--criterion", "l1"], "--criterion has no say"),
+        (["--method", "none", "--data", "32"], "--data was given"),
+        (["--method", "none", "--data", "own.npz"], "no file or folder"),
+        (["--data", "invertion"], "procedural, inversion, analytic"),
+        (["--data", "1"], "at least 2 images"),
+        (["--option", "ridge=0", "--option", "ridge=1"], "given twice"),
+        (["--option", "correction=mean", "--correction", "mean"], "give one"),
+        (["--correction", "magic"], "unknown correction"),
+        (["--method", "magic"], "the known ones are"),
+        (["--criterion", "magic"], "the known ones are"),
+        (["--limit", "5"], "--test"),
         (["--device", "toaster"], "cpu, cuda"),
         (["--mean", "a,b"], "numbers between commas"),
         (["--bogus"], "No such option"),
@@ -169,18 +219,25 @@ def test_refinement_is_done_and_told(
 def test_usage_errors(run: Any, small: list[str], arguments: list[str], said: str) -> None:
     result = run("compress", *small, *arguments, code=2)
     assert said in result.stderr and result.stdout == ""
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.count("\n") == 1  # nothing was done before, or it would be told
+
+
+@pytest.mark.parametrize(
+    "option", "--repair --skip --modules --streams --round-to --calibration --images".split()
+)
+def test_old_words_are_gone(run: Any, small: list[str], option: str) -> None:
+    assert "No such option" in run("compress", *small, option, "x", code=2).stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--method", "magic"], "the known ones are"),
-        (["--criterion", "magic"], "the known ones are"),
-        (["--repair", "magic"], "unknown repair"),
-        (["--ratio", "nothing.*=0.5"], "no prunable layer is named like"),
+        (["--ratio", "nothing.*=0.5"], "nothing.*"),
+        (["--exclude", "nothing.*"], "nothing.*"),
+        (["--include", "nothing.*"], "nothing.*"),
         (["--weights", "missing.pth"], "no weights file"),
-        (["--data", "missing.npz"], "no file or folder"),
+        (["--test", "missing.npz"], "no file or folder"),
+        (["--option", "sequential=true"], "--data"),
     ],
 )
 def test_failures(run: Any, small: list[str], arguments: list[str], said: str) -> None:
@@ -207,14 +264,14 @@ def test_the_newcomers_way(program: Any, shared: Path, tmp_path: Path) -> None:
     done = program("compress", *arguments)
     wall, spent = time.perf_counter() - start, _processor() - before
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    print(f"\n{wall:.0f} s on the clock, {spent:.0f} s of processor, stages {found['stages']}")
+    told = json.loads(done.stdout)
+    print(f"\n{wall:.0f} s on the clock, {spent:.0f} s of processor, stages {told['stages']}")
     assert spent < 180
     assert (out / "report.html").stat().st_size > 10_000
-    assert (out / "model.onnx").stat().st_size > 1_000_000 and found["onnx_error"] < 1e-3
-    assert found["after"]["macs"] < 0.75 * found["before"]["macs"]
+    assert (out / "model.onnx").stat().st_size > 1_000_000 and told["onnx_error"] < 1e-3
+    assert told["after"]["macs"] < 0.75 * told["before"]["macs"]
     network = resolve(name, weights)
-    here = lbyl.compress(network.model, network.example, 0.3, round_to=8)  # as for ONNX
+    here = lbyl.compress(network.model, network.example, 0.3, multiple_of=8)  # as for ONNX
     loaded = lbyl.load(out, resolve(name).model)
     x = torch.randn(2, 3, 224, 224)
     with torch.no_grad():

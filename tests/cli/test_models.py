@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import lbyl
 from lbyl import LbylError
-from lbyl.models import parse_input_shape, resolve
+from lbyl.models.resolve import parse_input_shape, resolve
 
 Run = Callable[..., Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,28 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.models.resolve import resolve
 
 
 @pytest.fixture
 def slim(run: Any, tmp_path: Path) -> Path:
     """A compressed network of the zoo."""
     out = tmp_path / "slim"
-    settings = ["--weights", "shipped", "--ratio", "0.3", "--images", "64", "--no-report"]
+    settings = ["--weights", "shipped", "--ratio", "0.3", "--data", "64", "--no-report"]
     run("compress", "lbyl:digits", *settings, "--out", out)
     return out
 
 
 def test_inspect(run: Any, run_json: Any) -> None:
-    found = run_json("inspect", "lbyl:resnet20_cifar10")
-    assert len(found["units"]) == 9
-    assert found["units"][0]["producers"] == ["layer1.0.conv1"]
-    assert found["units"][0]["consumers"] == ["layer1.0.conv2"]
-    assert "linear" in found["left_alone"]
+    told = run_json("inspect", "lbyl:resnet20_cifar10")
+    assert len(told["units"]) == 9
+    assert told["units"][0]["producers"] == ["layer1.0.conv1"]
+    assert told["units"][0]["consumers"] == ["layer1.0.conv2"]
+    assert "linear" in told["unprunable"]
     shown = run("inspect", "lbyl:resnet20_cifar10").stdout
-    assert "layer3.2.conv1" in shown and "left alone" in shown
-    streams = run_json("inspect", "lbyl:resnet20_cifar10", "--streams")
-    assert any(unit["stream"] for unit in streams["units"])
+    assert "layer3.2.conv1" in shown and "unprunable" in shown
+    residual = run_json("inspect", "lbyl:resnet20_cifar10", "--residual")
+    assert any(unit["residual"] for unit in residual["units"])
 
 
 def test_inspect_full_prints_every_consequence(run: Any, small: list[str]) -> None:
@@ -41,52 +42,84 @@ def test_inspect_full_prints_every_consequence(run: Any, small: list[str]) -> No
 
 
 def test_estimate(run: Any, run_json: Any, small: list[str]) -> None:
-    arguments = [*small, "--images", "32", "--ratio", "0.25", "--ratio", "0.5"]
+    arguments = [*small, "--data", "32", "--ratio", "0.25", "--ratio", "0.5"]
     rows = run_json("estimate", *arguments, "--method", "none", "--method", "echo")["rows"]
     assert len(rows) == 2 * 2 * 2
     ware = {(r["unit"], r["method"], r["ratio"]): r["ware"] for r in rows}
     assert ware["0", "echo", 0.5] < ware["0", "none", 0.5]
     shown = run("estimate", *arguments).stdout
-    assert "50 % gone" in shown and "restored by echo" in shown
+    assert "50 % pruned" in shown and "restored by echo" in shown
 
 
 def test_compare(run: Any, run_json: Any) -> None:
-    arguments = ["lbyl:digits", "--weights", "shipped", "--ratio", "0.5", "--data", "digits"]
+    arguments = ["lbyl:digits", "--weights", "shipped", "--ratio", "0.5", "--test", "digits"]
     arguments += ["--limit", "200", "--method", "none", "--method", "echo"]
-    found = run_json("compare", *arguments, "--criterion", "l1", "--criterion", "l2")
-    assert [(r["criterion"], r["method"]) for r in found["rows"]] == [
+    told = run_json("compare", *arguments, "--criterion", "l1", "--criterion", "l2")
+    assert [(r["criterion"], r["method"]) for r in told["rows"]] == [
         ("l1", "none"),
         ("l1", "echo"),
         ("l2", "none"),
         ("l2", "echo"),
     ]
-    accuracy = [row["accuracy"] for row in found["rows"]]
+    accuracy = [row["accuracy"] for row in told["rows"]]
     assert accuracy[1] > accuracy[0] + 20 and accuracy[3] > accuracy[2] + 20
-    assert found["original"]["accuracy"] >= max(accuracy) - 1
+    assert told["original"]["accuracy"] >= max(accuracy) - 1
 
 
-def test_compare_without_data_shows_errors(run: Any, small: list[str]) -> None:
+def test_compare_without_a_test_set_shows_errors(run: Any, small: list[str]) -> None:
     shown = run("compare", *small, "--method", "none", "--method", "lbyl").stdout
     assert "RE" in shown and "accuracy is measured" in shown
 
 
+def test_compare_tells_errors_of_all_methods_on_the_same_statistics(
+    run_json: Any, small: list[str]
+) -> None:
+    names = ["none", "lbyl", "echo", "moments", "fold"]
+    methods = [word for name in names for word in ("--method", name)]
+    rows = run_json("compare", *small, "--data", "64", *methods, "--criterion", "l1")["rows"]
+    by_method = {row["method"]: row for row in rows}
+    assert list(by_method) == names
+    assert by_method["echo"]["error"] < by_method["none"]["error"]
+    assert by_method["echo"]["residual"] is None and by_method["lbyl"]["residual"] > 0
+    assert by_method["moments"]["error"] is not None  # data that are given come first
+    assert by_method["fold"]["error"] is None  # folding changes the kept channels themselves
+    assert by_method["fold"]["criterion"] is None and by_method["lbyl"]["criterion"] == "l1"
+    other = run_json("compare", *small, "--method", "echo", "--method", "moments")["rows"]
+    assert other[0]["error"] is not None and other[1]["error"] is None  # on other statistics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--method", "fold", "--criterion", "l1"], "leave --criterion out"),
+        (["--method", "none", "--data", "32"], "--data was given"),
+        (["--limit", "3"], "--test"),
+    ],
+)
+def test_compare_refuses_what_would_be_ignored(
+    run: Any, small: list[str], arguments: list[str], said: str
+) -> None:
+    result = run("compare", *small, *arguments, code=2)
+    assert said in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_evaluate_a_compressed_directory(run_json: Any, slim: Path) -> None:
-    found = run_json("evaluate", slim, "--data", "digits", "--time")
-    whole = run_json("evaluate", "lbyl:digits", "--weights", "shipped", "--data", "digits")
-    again = run_json("evaluate", "lbyl:digits", "--weights", slim, "--data", "digits")
-    assert found["accuracy"] == again["accuracy"] > 90
-    assert found["parameters"] < whole["parameters"]
-    assert found["seconds"] > 0 and found["images"] == 797
+    told = run_json("evaluate", slim, "--test", "digits", "--time")
+    whole = run_json("evaluate", "lbyl:digits", "--weights", "shipped", "--test", "digits")
+    again = run_json("evaluate", "lbyl:digits", "--weights", slim, "--test", "digits")
+    assert told["accuracy"] == again["accuracy"] > 90
+    assert told["parameters"] < whole["parameters"]
+    assert told["seconds"] > 0 and told["images"] == 797
 
 
 def test_evaluate_needs_something_to_measure(run: Any) -> None:
-    assert "--data" in run("evaluate", "lbyl:digits", code=2).stderr
+    assert "--test" in run("evaluate", "lbyl:digits", code=2).stderr
 
 
 def test_export_onnx_and_program(run_json: Any, run: Any, slim: Path, tmp_path: Path) -> None:
-    found = run_json("export", slim, "--out", tmp_path / "x" / "slim.onnx")
-    assert 0 <= found["error"] < 1e-3
-    assert (tmp_path / "x" / "slim.onnx").stat().st_size == found["bytes"]
+    told = run_json("export", slim, "--out", tmp_path / "x" / "slim.onnx")
+    assert 0 <= told["error"] < 1e-3
+    assert (tmp_path / "x" / "slim.onnx").stat().st_size == told["bytes"]
     run("export", slim, "--out", tmp_path / "slim.pt2")
     program = torch.export.load(tmp_path / "slim.pt2")
     x = torch.randn(3, 1, 8, 8)
@@ -100,7 +133,7 @@ def test_report_again_with_a_comparison(run: Any, slim: Path, tmp_path: Path) ->
     (tmp_path / "c.json").write_text(run("compare", *arguments, "--json").stdout)
     run("report", slim, "--comparison", tmp_path / "c.json")
     page = (slim / "report.html").read_text()
-    assert "DigitsNet" in page and "lbyl.zoo.create" in page
+    assert "DigitsNet" in page and "zoo.create" in page
     run("report", slim, "--out", tmp_path / "plain.html")
     assert len((tmp_path / "plain.html").read_text()) < len(page)
 
@@ -109,13 +142,33 @@ def test_report_of_nothing(run: Any, tmp_path: Path) -> None:
     assert "no plan.json" in run("report", tmp_path, code=1).stderr
 
 
+def test_report_of_a_plan_without_its_result(run: Any, slim: Path) -> None:
+    plan = json.loads((slim / "plan.json").read_text())
+    del plan["result"]["rows"]
+    (slim / "plan.json").write_text(json.dumps(plan))
+    assert "incomplete: 'rows'" in run("report", slim, code=1).stderr
+    del plan["result"]
+    (slim / "plan.json").write_text(json.dumps(plan))
+    assert "holds no result" in run("report", slim, code=1).stderr
+
+
+def test_the_report_again_tells_the_same(run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    settings = ["--weights", "shipped", "--data", "64", "--test", "digits", "--limit", "100"]
+    run("compress", "lbyl:digits", *settings, "--out", out)
+    lead = re.compile(r'<p class="lead">.*?</p>')
+    before = lead.findall((out / "report.html").read_text())
+    run("report", out)
+    assert lead.findall((out / "report.html").read_text()) == before != []
+
+
 def test_finetune_keeps_a_compressed_network_loadable(
     run_json: Any, slim: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned"
     settings = ["--epochs", "1", "--limit", "256", "--device", "cpu", "--out", out]
-    found = run_json("finetune", slim, "--data", "digits", "--test-data", "digits", *settings)
-    assert len(found["epochs"]) == 1 and found["after"] > 50
+    told = run_json("finetune", slim, "--train", "digits", "--test", "digits", *settings)
+    assert len(told["epochs"]) == 1 and told["after"] > 50
     tuned, before = resolve(str(out)).model, resolve(str(slim)).model
     x = torch.randn(2, 1, 8, 8)
     assert tuned(x).shape == (2, 10) and not torch.equal(tuned(x), before(x))
@@ -125,7 +178,7 @@ def test_finetune_keeps_a_compressed_network_loadable(
 def test_finetune_needs_labels(run: Any, small: list[str], tmp_path: Path) -> None:
     images = np.zeros((4, 12, 12, 3), dtype=np.uint8)
     np.savez(tmp_path / "bare.npz", images=images)
-    result = run("finetune", *small, "--data", tmp_path / "bare.npz", code=2)
+    result = run("finetune", *small, "--train", tmp_path / "bare.npz", code=2)
     assert "has no labels" in result.stderr
 
 
@@ -133,42 +186,44 @@ def test_images(run_json: Any, run: Any, tmp_path: Path) -> None:
     from PIL import Image
 
     path = tmp_path / "sheet.png"
-    found = run_json("images", path, "--count", "4", "--input-size", "1x16x16")
-    assert found["shape"] == [1, 16, 16]
+    told = run_json("images", path, "--count", "4", "--input-size", "1x16x16")
+    assert told["shape"] == [1, 16, 16]
     assert Image.open(path).size == (2 * 16 + 2, 2 * 16 + 2)
     assert "must end like an image" in run("images", tmp_path / "a.xyz", code=1).stderr
 
 
-def test_images_of_a_network_are_in_its_tone(run_json: Any, run: Any, tmp_path: Path) -> None:
-    plain, toned = tmp_path / "plain.png", tmp_path / "toned.png"
+def test_images_of_a_network_match_its_first_batchnorm(
+    run_json: Any, run: Any, tmp_path: Path
+) -> None:
+    plain, matched = tmp_path / "plain.png", tmp_path / "matched.png"
     run_json("images", plain, "--count", "4", "--input-size", "1x8x8")
     network = ["--model", "lbyl:digits", "--weights", "shipped"]
-    found = run_json("images", toned, "--count", "4", *network)
-    assert found["shape"] == [1, 8, 8]
-    assert plain.read_bytes() != toned.read_bytes()
-    assert "add --model" in run("images", toned, "--classes", "3", code=2).stderr
+    told = run_json("images", matched, "--count", "4", *network)
+    assert told["shape"] == [1, 8, 8]
+    assert plain.read_bytes() != matched.read_bytes()
+    assert "add --model" in run("images", matched, "--classes", "3", code=2).stderr
 
 
 def test_compare_refined(run: Any, run_json: Any) -> None:
-    arguments = ["lbyl:digits", "--weights", "shipped", "--data", "digits"]
+    arguments = ["lbyl:digits", "--weights", "shipped", "--test", "digits"]
     arguments += ["--ratio", "0.7", "--method", "echo"]
-    plain, found = (run_json("compare", *arguments, *more) for more in ((), ("--refine", "40")))
-    assert (plain["refine"], found["refine"]) == (0, 40)
-    assert found["rows"][0]["accuracy"] > plain["rows"][0]["accuracy"] + 2
+    plain, told = (run_json("compare", *arguments, *more) for more in ((), ("--refine", "40")))
+    assert (plain["refine"], told["refine"]) == (0, 40)
+    assert told["rows"][0]["accuracy"] > plain["rows"][0]["accuracy"] + 2
     assert "refined by 2 steps" in run("compare", *arguments, "--refine", "2").stdout
 
 
 def test_demo(run: Any, run_json: Any) -> None:
-    found = run_json("demo")
-    accuracy = {trial["method"]: trial["accuracy"] for trial in found["trials"]}
+    told = run_json("demo")
+    accuracy = {trial["method"]: trial["accuracy"] for trial in told["trials"]}
     assert accuracy.keys() == set(lbyl.methods.names())
-    assert found["original"] > 98 and accuracy["none"] < 50
-    assert accuracy["echo"] > found["original"] - 3
-    assert found["after"]["parameters"] < 0.6 * found["before"]["parameters"]
+    assert told["original"] > 98 and accuracy["none"] < 50
+    assert accuracy["echo"] > told["original"] - 3
+    assert told["after"]["parameters"] < 0.6 * told["before"]["parameters"]
 
 
 def test_the_demos_program_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lbyl.demo import SNIPPET
+    from lbyl.cli.demo import SNIPPET
 
     monkeypatch.chdir(tmp_path)
     network = resolve("lbyl:digits", "shipped")

@@ -6,6 +6,9 @@ import gzip
 import io
 import os
 import pickle
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lbyl import zoo
 from lbyl.data import ImageSet, accuracy, evaluate, load
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
+from lbyl.models import zoo
 
 SHARED = Path(os.environ.get("LBYL_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 DIGITS_START = [2, 1, 9, 2, 3, 1, 7, 7, 4, 5]
@@ -105,6 +108,7 @@ BAD_NPZ: list[tuple[dict[str, Any], str]] = [
     ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.ones(2)}, "integers"),
     ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.array([0, -1])}, "negative"),
     ({"images": np.array([{}, {}], dtype=object)}, "not a readable"),
+    ({"images": np.zeros((3, 0, 0, 3), np.uint8)}, "no pixels"),
     ({"jpeg": np.zeros(9, np.uint8)}, "offsets"),
     ({"jpeg": np.zeros(9, np.uint8), "offsets": np.array([0, 10])}, "rise"),
     ({"jpeg": np.zeros(9, np.uint8), "offsets": np.array([0, 5, 2], np.uint64)}, "rise"),
@@ -131,6 +135,12 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", jpeg=np.zeros(9, np.uint8), offsets=np.array([0, 9]))
     with pytest.raises(LbylError, match="image 0 is not a readable picture"):
         next(load(tmp_path / "d.npz").batches(1, *ONE))
+
+
+def test_npz_that_unpacks_to_far_more_than_images_do_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", images=np.zeros((80, 1000, 1000), np.uint8))
+    with pytest.raises(LbylError, match="too many for a file of its size"):
+        load(tmp_path / "a.npz")
 
 
 # ---- idx -------------------------------------------------------------------------------------
@@ -170,6 +180,35 @@ def test_bad_idx_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(b"not gzip")
     with pytest.raises(LbylError, match="cannot be read"):
         load(tmp_path)
+
+
+def idx_header(*shape: int) -> bytes:
+    return bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+
+
+def test_idx_without_pixels_is_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((3, 0, 0), np.uint8))
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(3, np.uint8))
+    with pytest.raises(LbylError, match="no pixels"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 4), (1 << 20, 64, 64)])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx_is_unpacked_no_further_than_its_header_allows(
+    tmp_path: Path, shape: tuple[int, ...], suffix: str
+) -> None:
+    data = idx_header(*shape) + bytes(40_000_000)
+    packed = gzip.compress(data, 1) if suffix else data
+    (tmp_path / f"t10k-images-idx3-ubyte{suffix}").write_bytes(packed)
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(5, np.uint8))
+    del data, packed
+    tracemalloc.start()
+    with pytest.raises(LbylError, match="announces"):
+        load(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
 
 
 def test_several_sets_in_one_root_are_not_guessed_between(tmp_path: Path) -> None:
@@ -255,6 +294,26 @@ def test_cifar_pickle_cannot_run_anything(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+def test_cifar_pickle_cannot_reserve_memory(tmp_path: Path) -> None:
+    # Thirteen bytes that number an object 2**30: a table of 16 GB in the unpickler written in C.
+    file = tmp_path / "cifar-10-batches-py" / "test_batch"
+    file.parent.mkdir()
+    file.write_bytes(b"\x80\x02Nr" + (1 << 30).to_bytes(4, "little") + b".")
+    tracemalloc.start()
+    with pytest.raises(LbylError, match="dictionary"):
+        load(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    tracemalloc.stop()
+
+
+def test_cifar_class_names_must_be_a_list(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    write_pickle(folder / "test_batch", {"data": np.zeros((1, 3072), np.uint8), "labels": [1]})
+    write_pickle(folder / "batches.meta", {"label_names": 3})
+    with pytest.raises(LbylError, match="label_names"):
+        load(tmp_path)
+
+
 BAD_CIFAR: list[tuple[Any, str]] = [
     ([1], "dictionary"),
     ({"labels": [1]}, "no array"),
@@ -262,6 +321,7 @@ BAD_CIFAR: list[tuple[Any, str]] = [
     ({"data": np.array([[1, {}]], dtype=object), "labels": [1]}, "unsigned bytes"),
     ({"data": np.zeros((2, 100), np.uint8), "labels": [1, 2]}, "3072"),
     ({"data": np.zeros((2, 3072), np.uint8), "labels": ["a", "b"]}, "integers"),
+    ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2**70]}, "integers"),
     ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, "2 images"),
 ]
 
@@ -335,6 +395,51 @@ def test_arrays_are_resized_on_request(tmp_path: Path) -> None:
     for channels in (1, 3):
         np.savez(tmp_path / "a.npz", images=pixels(2, side=8, channels=channels))
         assert load(tmp_path / "a.npz", size=14).image_shape == (channels, 14, 14)
+
+
+@pytest.mark.parametrize("shape", [(60_000, 1, 3), (1, 60_000, 3)])
+def test_thin_picture_is_not_blown_up(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    thin = np.zeros(shape, np.uint8)
+    (tmp_path / "a.png").write_bytes(encoded(thin))
+    np.savez(tmp_path / "b.npz", images=thin[None])
+    for path in (tmp_path, tmp_path / "b.npz"):
+        with pytest.raises(LbylError, match="more than 64,000,000 pixels"):
+            next(load(path, size=224).batches(1, *ONE))
+
+
+def test_hidden_files_and_folders_are_no_pictures(tmp_path: Path) -> None:
+    write_picture(tmp_path / "cat" / "1.png", 8, 8, 1)
+    write_picture(tmp_path / "cat" / "._1.png", 8, 8, 1)
+    write_picture(tmp_path / ".thumbnails" / "1.png", 8, 8, 1)
+    data = load(tmp_path)
+    assert (len(data), data.classes) == (1, ("cat",))
+
+
+def test_only_pictures_and_cifar_need_torchvision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    np.savez(tmp_path / "a.npz", images=pixels(2))
+    assert len(stack(load(tmp_path / "a.npz"))) == 2
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    for path in (tmp_path, Path(__file__).parent):
+        with pytest.raises(LbylError, match=r"torchvision: pip install lbyl\[vision\]"):
+            load(path)
+    with pytest.raises(LbylError, match=r"torchvision: pip install lbyl\[vision\]"):
+        next(load(tmp_path / "a.npz", size=3).batches(1, *ONE))
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    # `lbyl` itself stands as an empty package here: what its own import costs is not asked.
+    root = Path(sys.modules["lbyl"].__file__ or "").parent
+    code = (
+        "import sys, types; package = types.ModuleType('lbyl'); "
+        f"package.__path__ = [{str(root)!r}]; sys.modules['lbyl'] = package; "
+        "import lbyl.data; assert not {'torch', 'torchvision'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_empty_folder_and_bad_arguments_are_refused(tmp_path: Path) -> None:

@@ -9,17 +9,18 @@ import pytest
 import torch
 
 import lbyl
-from lbyl import zoo
+from lbyl.models import zoo
 from lbyl.report import gather, write_report
 
 
 @pytest.fixture(scope="session")
-def digits() -> tuple[torch.nn.Module, torch.Tensor, lbyl.Result]:
-    """The shipped network, an example input and what came of halving it."""
+def digits() -> tuple[lbyl.Prepared, torch.Tensor, lbyl.Result]:
+    """The shipped network prepared, an example input and what came of halving it."""
     torch.manual_seed(0)
     model = zoo.create("digits", "shipped")
     example = torch.randn(2, 1, 8, 8)
-    return model, example, lbyl.compress(model, example, 0.5, images=256)
+    prepared = lbyl.prepare(model, example, data=256)
+    return prepared, example, prepared.compress(0.5)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def filled(digits: Any) -> dict[str, Any]:
         "comparison": comparison,
         "latency": {"before": 2.5, "after": 1.25, "device": "CPU"},
         "command": "lbyl compress lbyl:digits --ratio 0.5",
-        **gather(*digits[:2], digits[2]),
+        **gather(digits[0], digits[2]),
     }
 
 

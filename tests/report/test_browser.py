@@ -25,8 +25,8 @@ TABS = ["overview", "layers", "errors", "delivery", "compare", "repeat"]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = [os.environ.get("CHROMIUM"), *map(shutil.which, ("chromium", "chromium-browser"))]
-    program = next((path for path in found if path), None)
+    paths = [os.environ.get("CHROMIUM"), *map(shutil.which, ("chromium", "chromium-browser"))]
+    program = next((path for path in paths if path), None)
     if program is None:
         pytest.skip("chromium is not installed (on Debian: apt-get install chromium)")
     with playwright.sync_playwright() as driver:
@@ -101,8 +101,9 @@ def test_charts_are_drawn(visit: Any, digits: Any) -> None:
     for height, count in zip(heights, kept):
         assert height / max(heights) == pytest.approx(count / max(kept), abs=0.01)
     page.click("#tab-errors")
-    assert page.locator("svg.errors").count() == 4
-    assert page.locator("svg.errors .series").count() == 16
+    assert page.locator("svg.errors").count() == 5
+    # error and WARE of four methods, RE, BE and ‖s‖ of three
+    assert page.locator("svg.errors .series").count() == 2 * 4 + 3 * 3
     page.click("#tab-compare")
     assert page.locator("svg.ratios .dot").count() == 12
     assert page.locator("svg.ratios .reference").count() == 1
@@ -116,15 +117,15 @@ def test_a_method_can_be_hidden(visit: Any) -> None:
     assert key.get_attribute("aria-pressed") == "false"
     assert page.locator("#errors .series:visible").count() == 12
     key.click()
-    assert page.locator("#errors .series:visible").count() == 16
+    assert page.locator("#errors .series:visible").count() == 17
 
 
 def test_the_heat_map_is_painted_and_follows_the_choice(visit: Any, digits: Any) -> None:
     page, rows = visit(), digits[2].rows
     page.click("#tab-delivery")
     size = "c => [c.height, c.width]"
-    for place, row in enumerate(rows):
-        page.select_option("#unit", str(place))
+    for index, row in enumerate(rows):
+        page.select_option("#unit", str(index))
         assert page.eval_on_selector("#heat", size) == [row.kept, row.channels]
         assert colours(page, "heat") > 3
         assert f"{row.channels} channels, {row.kept} kept" in page.inner_text("#cell")

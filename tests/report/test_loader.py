@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import nn
 
 import lbyl
 from lbyl.report import loader_snippet
-from networks import randomise
+from lbyl.surgery import refit
+from support.networks import randomise
 
 
 def run(program: str, **names: Any) -> nn.Module:
@@ -40,7 +42,7 @@ def test_it_imports_torch_safetensors_and_the_users_class(digits: Any) -> None:
     program = loader_snippet(digits[2])
     nodes = ast.walk(ast.parse(program))
     imported = [n.module for n in nodes if isinstance(n, ast.ImportFrom)]
-    assert imported == ["safetensors.torch", "torch", "lbyl.zoo.digits"]
+    assert imported == ["safetensors.torch", "torch", "lbyl.models.zoo.digits"]
     assert max(map(len, program.splitlines())) <= 100
 
 
@@ -68,7 +70,7 @@ class Depthwise(nn.Module):
 
 def test_it_refits_groups_and_keeps_ties(tmp_path: Path) -> None:
     model, example = randomise(Depthwise()), torch.randn(2, 3, 8, 8)
-    result = lbyl.compress(model, example, 0.5, images=64)
+    result = lbyl.compress(model, example, 0.5, data=64)
     lbyl.save(result, tmp_path)
     build = "original = make()"
     program = loader_snippet(result, str(tmp_path / "model.safetensors"), build)
@@ -77,6 +79,40 @@ def test_it_refits_groups_and_keeps_ties(tmp_path: Path) -> None:
     assert loaded.last.weight is loaded.again.weight
     # memory may lie askew in a file, which changes the last bit of what kernels compute
     assert torch.allclose(loaded(example), result.model.eval()(example), atol=1e-5)
+
+
+def test_refitting_is_the_packages_own_code(digits: Any) -> None:
+    program = loader_snippet(digits[2])
+    assert inspect.getsource(refit.refit_attributes) in program
+    defined = {n.name for n in ast.walk(ast.parse(program)) if isinstance(n, ast.FunctionDef)}
+    own = {n for n, f in vars(refit).items() if getattr(f, "__module__", "") == refit.__name__}
+    assert defined == own | {"load_slim", "sizes_of"}
+
+
+class Scaled(nn.Module):
+    """A layer whose number of channels is an attribute of its own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels, self.gain = channels, nn.Parameter(torch.rand(channels) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+
+def test_declared_sizes_are_refitted(tmp_path: Path) -> None:
+    lbyl.declare(Scaled, "channelwise", sizes={"channels": "gain"})
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), Scaled(8), nn.ReLU(), nn.Linear(8, 3))
+
+    result = lbyl.compress(make(), torch.randn(2, 4), 0.5, method="none")
+    lbyl.save(result, tmp_path)
+    program = loader_snippet(result, str(tmp_path / "model.safetensors"), "original = make()")
+    loaded = run(program, make=make)
+    assert loaded[1].channels == 4
+    x = torch.randn(2, 4)
+    assert torch.allclose(loaded(x), result.model(x), atol=1e-6)
 
 
 def test_another_network_is_refused(digits: Any, tmp_path: Path) -> None:
@@ -91,5 +127,4 @@ def test_a_class_without_an_address_is_left_to_the_reader() -> None:
     result = lbyl.compress(model, torch.randn(2, 4), 0.5, method="none")
     program = loader_snippet(result)
     assert "original = build_network()" in program
-    assert "_ConvNd" not in program  # there is no convolution to refit
     ast.parse(program)

@@ -25,19 +25,19 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.words: list[str] = []
         self.feed(text)
         assert not self.open, f"never closed: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
@@ -50,7 +50,7 @@ class Page(HTMLParser):
         names = {k.rstrip("_"): v for k, v in wanted.items()}
         return sum(
             t == tag and all(v in (a.get(k) or "").split() for k, v in names.items())
-            for t, a in self.found
+            for t, a in self.elements
         )
 
     @property
@@ -63,8 +63,9 @@ def test_the_page_nests_and_has_every_part(report: Path, digits: Any) -> None:
     units = len(digits[2].rows)
     assert page.count("section", role="tabpanel") == page.count("button", role="tab") == 6
     assert page.count("g", class_="bar") == units
-    # four methods in four charts of errors, a dot a unit; four methods at three ratios
-    assert page.count("g", class_="dot") == 4 * 4 * units + 4 * 3
+    # error and WARE of four methods, RE, BE and ‖s‖ of the three that write one matrix a unit,
+    # a dot a unit each; four methods at three ratios
+    assert page.count("g", class_="dot") == (2 * 4 + 3 * 3) * units + 4 * 3
     assert page.count("div", class_="card") == 5
     assert page.count("option") == units
 
@@ -81,11 +82,11 @@ def test_headlines_are_before_and_after(report: Path, digits: Any) -> None:
 def test_without_data_the_error_is_predicted(digits: Any, tmp_path: Path) -> None:
     result = digits[2]
     page = Page(write_report(result, tmp_path / "r.html").read_text(encoding="utf-8"))
-    gone = [(r.channels - r.kept, r.residual) for r in result.rows]
-    mean = sum(n * v for n, v in gone) / sum(n for n, _ in gone)
-    assert f"Predicted error {mean:.2f}"[:-1] in page.text
+    mean = sum(row.error for row in result.rows) / len(result.rows)
+    assert f"Predicted error {mean:.4f}"[:-1] in page.text
+    assert "on procedural statistics" in page.text
     assert page.count("button", role="tab") == 4  # no deliveries, nothing compared
-    assert page.count("g", class_="dot") == 3 * len(result.rows)
+    assert page.count("g", class_="dot") == len(result.rows)  # the error alone: echo has no RE
 
 
 def test_it_asks_for_nothing_from_outside(report: Path) -> None:
@@ -98,8 +99,8 @@ def test_it_asks_for_nothing_from_outside(report: Path) -> None:
 def test_names_cannot_break_out(digits: Any, tmp_path: Path) -> None:
     result = digits[2]
     rows = (Row(EVIL, 8, 4, 0.1, 0.2, 0.3), *result.rows[1:])
-    graph = dataclasses.replace(result.graph, left_alone={EVIL: EVIL})
-    changed = dataclasses.replace(result, rows=rows, graph=graph, criterion=EVIL)
+    graph = dataclasses.replace(result.graph, unprunable={EVIL: EVIL})
+    changed = dataclasses.replace(result, rows=rows, graph=graph, criterion={"name": EVIL})
     path = write_report(
         changed,
         tmp_path / "r.html",
@@ -127,7 +128,7 @@ def test_errors_may_hold_no_number(digits: Any, tmp_path: Path) -> None:
             encoding="utf-8"
         )
     )
-    assert page.count("g", class_="dot") == 2  # BE and WARE; RE is no number, ‖s‖ not given
+    assert page.count("g", class_="dot") == 2  # BE and WARE; RE is no number, others not given
     assert "Reconstruction error" in page.text
     assert "the solve failed" in page.text
     assert not re.search(r"\bnan\b", page.text)
@@ -155,41 +156,69 @@ def test_a_page_is_written_whole(digits: Any, tmp_path: Path) -> None:
 
 
 def test_gather_compares_methods_under_one_plan(digits: Any) -> None:
-    model, example, result = digits
-    found = gather(model, example, result, ("none", "lbyl"))
-    assert list(found["errors"]) == ["none", "lbyl", "echo"]
+    prepared, _, result = digits
+    gathered = gather(prepared, result, ("none", "lbyl"))
+    assert list(gathered["errors"]) == ["none", "lbyl", "echo"]
     units = [row.unit for row in result.rows]
-    for rows in found["errors"].values():
+    for rows in gathered["errors"].values():
         assert [row["unit"] for row in rows] == units
-    assert all(row["norm"] == 0 for row in found["errors"]["none"])
+    assert all(row["norm"] == 0 for row in gathered["errors"]["none"])
     # the closed form minimises the residual that plain pruning leaves whole
-    for lbyl_row, none_row in zip(found["errors"]["lbyl"], found["errors"]["none"]):
+    for lbyl_row, none_row in zip(gathered["errors"]["lbyl"], gathered["errors"]["none"]):
         assert lbyl_row["residual"] < none_row["residual"]
     # and the regression on activations is the one that minimises their error
-    for echo_row, none_row in zip(found["errors"]["echo"], found["errors"]["none"]):
+    for echo_row, none_row in zip(gathered["errors"]["echo"], gathered["errors"]["none"]):
         assert 0 < echo_row["ware"] < none_row["ware"] <= 0.5 + 1e-6
+        assert 0 < echo_row["error"] < none_row["error"]
     for row in result.rows:
-        assert found["delivery"][row.unit].shape == (row.channels, row.kept)
+        assert gathered["delivery"][row.unit].shape == (row.channels, row.kept)
 
 
-def test_a_plan_made_for_another_method_is_told_apart(digits: Any) -> None:
-    model, example, _ = digits
-    settings = lbyl.LBYL(lambda2=0.5)
-    planned = lbyl.compress(model, example, 0.5, method=settings)
-    assert gather(model, example, planned, ())["errors"].keys() == {"lbyl"}
-    rows = gather(model, example, planned, ("lbyl",))["errors"]["lbyl"]
-    assert [row["norm"] for row in rows] == pytest.approx([row.norm for row in planned.rows])
-    other = lbyl.compress(model, example, method="none", plan=planned.plan)
-    assert list(gather(model, example, other, ())["errors"]) == ["none"]
+def test_what_is_not_one_matrix_has_no_residual(digits: Any) -> None:
+    prepared, _, result = digits
+    for row, own in zip(gather(prepared, result, ())["errors"]["echo"], result.rows):
+        assert not {"residual", "bias", "norm"} & row.keys()
+        assert row["error"] == own.error
+
+
+def test_a_method_is_shown_with_the_settings_it_had(digits: Any) -> None:
+    prepared, _, _ = digits
+    chosen = lbyl.methods.LBYL(lambda2=0.5)
+    made = prepared.compress(0.5, method=chosen)
+    assert gather(prepared, made, ())["errors"].keys() == {"lbyl"}
+    rows = gather(prepared, made, ("lbyl",))["errors"]["lbyl"]
+    assert [row["norm"] for row in rows] == pytest.approx([row.norm for row in made.rows])
+    other = prepared.compress(made.plan, method="none")
+    assert list(gather(prepared, other, ())["errors"]) == ["none"]
 
 
 def test_methods_from_weights_alone_need_no_run(digits: Any) -> None:
-    model, example, _ = digits
-    result = lbyl.compress(model, example, 0.5, method="moments")
-    found = gather(model, example, result, ("none",))
-    assert list(found["errors"]) == ["none", "moments"]
-    assert "ware" not in found["errors"]["none"][0]
-    assert any(row["norm"] > 0 for row in found["errors"]["moments"])
+    prepared = lbyl.prepare(digits[0].model, digits[1])
+    result = prepared.compress(0.5, method="moments")
+    gathered = gather(prepared, result, ("none",))
+    assert list(gathered["errors"]) == ["none", "moments"]
+    assert "ware" not in gathered["errors"]["none"][0]
+    assert [source for source, _ in prepared._statistics] == ["analytic"]
+
+
+def test_layers_kept_whole_are_not_listed_as_pruned(digits: Any, tmp_path: Path) -> None:
+    prepared, _, _ = digits
+    result = prepared.compress({"stem.0": 0.5})
+    text = write_report(result, tmp_path / "r.html", **gather(prepared, result)).read_text("utf-8")
+    page = Page(text)
+    table = text[text.index('id="units"') : text.index("</table>")]
+    assert "stem.0" in table and "plain1.0" not in table
+    assert "Kept whole: plain1.0 block.conv1" in page.text
+    assert page.count("option") == 1  # one matrix to look at
+
+
+def test_what_was_done_is_told(digits: Any, tmp_path: Path) -> None:
+    prepared, _, result = digits
+    text = Page(write_report(result, tmp_path / "r.html").read_text("utf-8")).text
+    assert result.story in text and "No training." in text
+    given = prepared.compress(result.plan, method="none")
+    text = Page(write_report(given, tmp_path / "g.html").read_text("utf-8")).text
+    assert given.story in text and given.chosen_by in text and "corrected" not in text
 
 
 def test_one_outlier_makes_the_axis_logarithmic() -> None:
@@ -202,10 +231,10 @@ def test_one_outlier_makes_the_axis_logarithmic() -> None:
     assert steep.logarithmic
     assert (steep.low, steep.high) == (0.1, 100.0)
     assert steep.ticks == pytest.approx((0.1, 1, 10, 100))
-    assert steep.share(0.0) == 0
-    assert steep.share(1.0) == pytest.approx(1 / 3)
+    assert steep.fraction(0.0) == 0
+    assert steep.fraction(1.0) == pytest.approx(1 / 3)
     same = fitting_scale([0.0, 0.0])
-    assert 0 <= same.share(0.0) <= 1
+    assert 0 <= same.fraction(0.0) <= 1
 
 
 def test_large_deliveries_shrink_to_their_strongest_entries() -> None:

@@ -9,36 +9,38 @@ import torch
 from torch import Tensor
 
 import lbyl
-from lbyl.statistics import Moments, Statistics
-from lbyl.statistics.gather import run_passes
-from lbyl.statistics.sources import procedural
-from networks import NETWORKS, build, consumer_samples, example, fingerprint
+from lbyl.inputs.batches import procedural
+from lbyl.statistics.collect import collect_moments
+from lbyl.statistics.moments import Moments, Statistics
+from support import quick
+from support.measure import moments_of
+from support.networks import NETWORKS, build, consumer_samples, example, fingerprint
+
+CONSUMERS = [
+    ("chain", "3"),
+    ("chain", "8"),
+    ("biased", "2"),
+    ("bottleneck", "conv2"),
+    ("dense", "3"),
+]
 
 
-def moments_of(samples: Tensor) -> tuple[Tensor, Tensor]:
-    centred = samples - samples.mean(0)
-    return samples.mean(0), centred.T @ centred / len(samples)
-
-
-READERS = [("chain", "3"), ("chain", "8"), ("biased", "2"), ("bottleneck", "conv2"), ("dense", "3")]
-
-
-@pytest.mark.parametrize(("name", "reader"), READERS)
-def test_calibration_moments_equal_those_of_hooks(name: str, reader: str) -> None:
+@pytest.mark.parametrize(("name", "consumer"), CONSUMERS)
+def test_moments_on_own_inputs_equal_those_of_hooks(name: str, consumer: str) -> None:
     model, x = build(name, 1).double(), example(name, 60).double()
-    statistics = lbyl.collect(model, x[:2], calibration=x)
-    found = statistics.get(reader)
-    assert found is not None and statistics.source == "calibration"
-    mean, covariance = moments_of(consumer_samples(model, reader, x)[0])
+    statistics = quick.statistics(model, x[:2], x)
+    found = statistics.get(consumer)
+    assert found is not None and statistics.source == "own"
+    mean, covariance = moments_of(consumer_samples(model, consumer, x)[0])
     torch.testing.assert_close(found.mean.flatten(), mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.covariance, covariance, rtol=1e-9, atol=1e-9)
 
 
 def procedural_pass(model: torch.nn.Module, x: Tensor, seed: int = 0) -> Moments:
-    """Moments as they are measured, before the network's memory corrects them."""
+    """Moments as they are measured, before running statistics correct them."""
     graph = lbyl.trace(model, x)
     passes = procedural(model, x, count=48, seed=seed)
-    return run_passes(model, graph, passes, seed=seed).moments["3"]
+    return collect_moments(model, graph, passes, seed=seed).moments["3"]
 
 
 def test_procedural_moments_are_those_under_batch_statistics() -> None:
@@ -70,8 +72,8 @@ def test_the_model_is_not_changed(name: str) -> None:
     model.train()
     next(iter(model.children())).eval()
     before = fingerprint(model)
-    lbyl.collect(model, x, images=32)
-    lbyl.collect(model, x, calibration=example(name, 20))
+    quick.statistics(model, x)
+    quick.statistics(model, x, example(name, 20))
     assert fingerprint(model) == before
 
 
@@ -79,11 +81,11 @@ def test_the_model_is_not_changed(name: str) -> None:
 @pytest.mark.parametrize("method", ["echo", "none"])
 def test_statistics_are_reusable(name: str, method: str) -> None:
     model, x = build(name, 1), example(name, 4)
-    statistics = lbyl.collect(model, x, images=64)
+    statistics = quick.statistics(model, x, 64)
     for ratio in (0.25, 0.5):
-        options = {"method": method, "repair": "mean+variance"}
-        fresh = lbyl.compress(model, x, ratio, images=64, **options)
-        reused = lbyl.compress(model, x, ratio, statistics=statistics, **options)
+        correcting = quick.correcting(method, "mean+variance")
+        fresh = lbyl.compress(model, x, ratio, data=64, method=correcting)
+        reused = lbyl.compress(model, x, ratio, data=statistics, method=correcting)
         assert torch.equal(fresh.model(x), reused.model(x))
 
 
@@ -91,13 +93,13 @@ def test_statistics_are_reusable(name: str, method: str) -> None:
 @pytest.mark.parametrize("taps", ["auto", "channels"])
 def test_save_and_load(tmp_path: Path, name: str, taps: str) -> None:
     model, x = build(name, 1), example(name, 4)
-    statistics = lbyl.collect(model, x, images=64, taps=taps)
+    statistics = quick.statistics(model, x, 64, taps=taps)
     path = tmp_path / "statistics.safetensors"
     statistics.save(path)
     again = Statistics.load(path)
     assert again.source == statistics.source and list(tmp_path.iterdir()) == [path]
     assert b"pickle" not in path.read_bytes() and path.read_bytes()[:2] != b"PK"
-    one, two = (lbyl.compress(model, x, 0.5, statistics=s).model(x) for s in (statistics, again))
+    one, two = (lbyl.compress(model, x, 0.5, data=s).model(x) for s in (statistics, again))
     assert torch.equal(one, two)
 
 
@@ -113,14 +115,14 @@ def test_a_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "found.safetensors"
-    lbyl.collect(build("chain"), example("chain"), images=16).save(path)
+    quick.statistics(build("chain"), example("chain"), 16).save(path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(lbyl.LbylError, match=r"found.safetensors.*again"):
         Statistics.load(path)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pairs", "lists", "loader", "generator"])
-def test_calibration_takes_loaders_and_ignores_labels(kind: str) -> None:
+def test_own_data_come_in_any_form_and_labels_are_ignored(kind: str) -> None:
     model, x = build("chain", 1), example("chain", 40)
     labels = torch.arange(40)
     data = torch.utils.data.TensorDataset(x, labels)
@@ -131,36 +133,36 @@ def test_calibration_takes_loaders_and_ignores_labels(kind: str) -> None:
         "loader": torch.utils.data.DataLoader(data, batch_size=20),
         "generator": (batch for batch in x.split(20)),
     }
-    found = lbyl.compress(model, x[:2], 0.5, calibration=sources[kind]).model(x)
-    wanted = lbyl.compress(model, x[:2], 0.5, calibration=[x[:20], x[20:]]).model(x)
+    found = lbyl.compress(model, x[:2], 0.5, data=sources[kind]).model(x)
+    wanted = lbyl.compress(model, x[:2], 0.5, data=[x[:20], x[20:]]).model(x)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_calibration_without_a_batch_is_refused() -> None:
+def test_data_without_a_batch_is_refused() -> None:
     model, x = build("chain", 1), example("chain")
     with pytest.raises(lbyl.LbylError, match="no batch"):
-        lbyl.compress(model, x, 0.5, calibration=[])
-    with pytest.raises(lbyl.LbylError, match="calibration batches must be"):
-        lbyl.compress(model, x, 0.5, calibration=["image.png"])
+        lbyl.compress(model, x, 0.5, data=[])
+    with pytest.raises(lbyl.LbylError, match="batches of data= must be"):
+        lbyl.compress(model, x, 0.5, data=["image.png"])
 
 
 def test_statistics_of_another_model_are_refused() -> None:
     model, x = build("chain", 1), example("chain")
-    foreign = lbyl.collect(build("dense", 1), example("dense"), images=16)
+    foreign = quick.statistics(build("dense", 1), example("dense"), 16)
     with pytest.raises(lbyl.LbylError, match="belong to another model"):
-        lbyl.compress(model, x, 0.5, statistics=foreign)
-    unknown = lbyl.collect(build("basic", 1), x, images=16)
+        lbyl.compress(model, x, 0.5, data=foreign)
+    unknown = quick.statistics(build("basic", 1), x, 16)
     with pytest.raises(lbyl.LbylError, match="none of its layers"):
-        lbyl.compress(model, x, 0.5, statistics=unknown)
+        lbyl.compress(model, x, 0.5, data=unknown)
 
 
 def test_seeds_decide_the_images_and_nothing_else_does() -> None:
     model, x = build("chain", 1), example("chain")
-    first = [lbyl.collect(model, x, images=16, seed=seed).get("3") for seed in (0, 0, 1)]
+    first = [quick.statistics(model, x, 16, seed=seed).get("3") for seed in (0, 0, 1)]
     torch.randn(7)
     assert first[0] is not None and first[1] is not None and first[2] is not None
     assert torch.equal(first[0].covariance, first[1].covariance)
     assert not torch.equal(first[0].covariance, first[2].covariance)
     state = torch.random.get_rng_state()
-    lbyl.collect(model, x, images=16)
+    quick.statistics(model, x, 16)
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,5 +1,5 @@
-"""The command line. Nothing heavy is imported before a command runs, so that help is quick."""
+"""The command line: a module for every command, imported when that command runs."""
 
-from lbyl.cli.app import app, main
+from lbyl.cli.app import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

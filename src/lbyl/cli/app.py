@@ -1,48 +1,94 @@
-"""All commands put together."""
+"""All commands by name. Help and the completion of their names need none of them imported."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import importlib
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.main import get_command
 
-from lbyl.cli.compare import compare
-from lbyl.cli.compress import compress
-from lbyl.cli.demo import demo
+import lbyl
 from lbyl.cli.errors import OneLineGroup
-from lbyl.cli.estimate import estimate
-from lbyl.cli.evaluate import evaluate
-from lbyl.cli.export import export
-from lbyl.cli.finetune import finetune
-from lbyl.cli.images import images
-from lbyl.cli.inspect import inspect
-from lbyl.cli.report import report
+
+
+class Entry(NamedTuple):
+    """What `lbyl --help` says of a command; its function lies in `lbyl.cli.<name>`."""
+
+    panel: str
+    help: str
+
+
+START, BEFORE, AFTER, BEHIND = (
+    "Start here", "Before deciding", "Afterwards", "Behind the scenes",
+)  # fmt: skip
+COMMANDS = {
+    "demo": Entry(
+        START, "Prune a small network that comes with lbyl, and see what each method restores."
+    ),
+    "compress": Entry(
+        START, "Make a network smaller and restore its accuracy: no data, no training."
+    ),
+    "inspect": Entry(
+        BEFORE, "Show which channels can be pruned, who consumes them, and which layers cannot."
+    ),
+    "estimate": Entry(
+        BEFORE, "Predict what every layer would lose at several ratios; nothing is written."
+    ),
+    "compare": Entry(
+        BEFORE, "Try several methods, criteria and ratios on one network, side by side."
+    ),
+    "evaluate": Entry(
+        AFTER, "Measure the accuracy of a network, original or compressed, on labelled images."
+    ),
+    "finetune": Entry(AFTER, "Train a network, original or compressed, on labelled images."),
+    "export": Entry(
+        AFTER, "Write a network as ONNX, checked against PyTorch, or as a torch.export program."
+    ),
+    "report": Entry(AFTER, "Write the report of a saved compression, also with a comparison."),
+    "images": Entry(BEHIND, "Write a contact sheet of the procedural images that replace data."),
+}
+
+
+@functools.cache
+def load_command(name: str) -> Any:
+    """The command itself, with all its options; imports its module and what that needs."""
+    module = importlib.import_module(f"lbyl.cli.{name}")
+    single = typer.Typer(add_completion=False)
+    single.command(name)(getattr(module, name))
+    return get_command(single)
+
+
+class LazyGroup(OneLineGroup):
+    """Lists commands from the table and imports one only when it is run or completed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load_command(name) if name in COMMANDS else command, rest
+
 
 app = typer.Typer(
-    cls=OneLineGroup,
+    cls=LazyGroup,
     name="lbyl",
     help="Make a pretrained network smaller without its data and without training it.",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command(rich_help_panel="Start here")(demo)
-app.command(rich_help_panel="Start here")(compress)
-app.command(rich_help_panel="Before deciding")(inspect)
-app.command(rich_help_panel="Before deciding")(estimate)
-app.command(rich_help_panel="Before deciding")(compare)
-app.command(rich_help_panel="Afterwards")(evaluate)
-app.command(rich_help_panel="Afterwards")(finetune)
-app.command(rich_help_panel="Afterwards")(export)
-app.command(rich_help_panel="Afterwards")(report)
-app.command(rich_help_panel="Behind the scenes")(images)
+
+
+def _named() -> None:
+    """Stands for a command in lists of their names."""
+
+
+for _name, _entry in COMMANDS.items():
+    app.command(_name, help=_entry.help, rich_help_panel=_entry.panel)(_named)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(version("lbyl"))
+        print(lbyl.__version__)
         raise typer.Exit
 
 

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import typer
-
+from lbyl import Prepared, Result
 from lbyl.cli import options as o
-from lbyl.cli.errors import guarded
-from lbyl.cli.job import follow, run_once
-from lbyl.cli.screen import Screen, bold, human, some, table
-from lbyl.cli.setup import as_classifier, build, calibration_batches, load_images, measure
+from lbyl.cli.errors import UsageError, guarded
+from lbyl.cli.parse import (
+    check_source_used,
+    parse_criterion,
+    parse_data,
+    parse_method,
+    parse_task,
+)
+from lbyl.cli.screen import Screen, bold, plain, table
+from lbyl.cli.setup import build, load_images, measure, prepare
+from lbyl.methods import Method
+from lbyl.planning.criteria import Criterion
+from lbyl.planning.task import DEFAULT_CRITERION, Task
+from lbyl.report.fill import COMPARED, common_statistics, consumer_errors
+from lbyl.restoring.refine import Refinement
+from lbyl.statistics.moments import Statistics
+from lbyl.torchkit.format import human
 
-if TYPE_CHECKING:
-    from lbyl import Graph, Result, Statistics
-    from lbyl.data import ImageSet
-    from lbyl.models import Network
-
-Methods = Annotated[
-    list[str],
-    typer.Option("--method", help="May be repeated.", autocompletion=o.complete_method),
-]
-Criteria = Annotated[
-    list[str],
-    typer.Option("--criterion", help="May be repeated.", autocompletion=o.complete_criterion),
-]
-Ratios = Annotated[
-    list[float],
-    typer.Option("--ratio", min=0.0, max=0.99, help="Share of filters that go; may be repeated."),
-]
-METHODS = ["none", "neuron-merging", "lbyl", "echo"]
+ERRORS = {"residual": "RE", "bias": "BE", "norm": "‖s‖", "error": "error"}
 
 
 @guarded
 def compare(
     model: o.Model,
     weights: o.Weights = None,
-    ratio: Ratios = [0.3],  # noqa: B006 (typer shows and copies it)
-    method: Methods = METHODS,
-    criterion: Criteria = ["l2"],  # noqa: B006
+    ratio: o.Ratios = [0.3],  # noqa: B006 (typer shows and copies it)
+    method: o.Methods = list(COMPARED),  # noqa: B006
+    criterion: o.Criteria = None,
     refine: o.Refine = 0,
-    skip: o.Skip = None,
-    modules: o.Modules = None,
-    streams: o.Streams = False,
-    round_to: o.RoundTo = None,
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    residual: o.Residual = False,
+    multiple_of: o.MultipleOf = None,
     data: o.Data = None,
+    test: o.Test = None,
     limit: o.Limit = None,
-    calibration: o.Calibration = None,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
     mean: o.Mean = None,
@@ -60,122 +55,153 @@ def compare(
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
-    """Try several methods, criteria and ratios on one network and put them side by side."""
+    """Try several methods, criteria and ratios on one network, side by side."""
     screen = Screen(json, quiet)
-    chosen = [o.parse_method(name) for name in method]
-    rules = [o.parse_criterion(name, seed) for name in criterion]
+    trials = all_trials(ratio, criterion, method, multiple_of, seed)
+    tasks = [trial.task for trial in trials]
+    source = parse_data(data)
+    check_source_used(source, tasks, refine)
+    if limit is not None and test is None:
+        raise UsageError("--limit is of labelled images: add --test PATH")
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
         screen, model, weights, classes=classes, device=device, threads=threads, **scale
     )
-    images = load_images(screen, network, data, limit=limit) if data else None
-    choice = o.given(modules=modules or None, skip=skip or None)
-    graph = follow(screen, network, streams=streams, **choice)
-    statistics, batches = None, None
-    running = any(runs(m) for m in chosen) or any(c.needs_statistics for c in rules)
-    if running or refine:
-        batches = calibration_batches(screen, network, calibration)
-    if running:
-        statistics = run_once(screen, network, graph, batches, seed)
+    images = load_images(screen, network, test, limit=limit) if test else None
     original = measure(screen, network, images) if images is not None else None
-    again = batches if refine else None  # for all else the statistics say it
-    fixed = {"calibration": again, "round_to": round_to, "refine": refine, "seed": seed}
-    bench = Bench(network, graph, statistics, images, fixed)
-    rows = bench.run(screen, list(itertools.product(ratio, rules, chosen)))
+    prepared = prepare(
+        screen,
+        network,
+        source=source,
+        include=include,
+        exclude=exclude,
+        residual=residual,
+        seed=seed,
+    )
+    with screen.stage("collecting statistics"):
+        statistics = common_statistics(prepared, tasks)
+    rows = []
+    for trial in trials:
+        with screen.stage(str(trial)):
+            start = time.perf_counter()
+            result = trial.run(prepared, refine)
+            seconds = time.perf_counter() - start
+            errors = mean_errors(prepared, trial.method, result, statistics)
+        accuracy = None
+        if images is not None:
+            accuracy = measure(Screen(quiet=True), network, images, result.model)
+        rows.append(as_row(trial, result, accuracy, errors) | {"seconds": seconds})
     screen.data(
         {"model": model, "original": {"accuracy": original}, "refine": refine, "rows": rows}
     )
     show(screen, model, original, rows)
-    if refine:
-        screen.say(f"[dim]each restored, then refined by {some(refine, 'step')} of gradient[/]")
 
 
-def runs(method: Any) -> bool:
-    """Whether a method needs the network to be run on images."""
-    wanted = method.needs_statistics or method.default_repair != "none"
-    return wanted and not method.analytic
+@dataclass(frozen=True)
+class Trial:
+    """One compression of several."""
 
+    ratio: float
+    criterion: Criterion | None  # None: the method chooses
+    method: Method
+    multiple_of: int | None
 
-class Bench:
-    """One network, of which everything but the choice stays the same."""
+    @property
+    def task(self) -> Task:
+        return parse_task(self.ratio, self.criterion, self.method, self.multiple_of)
 
-    def __init__(
-        self,
-        network: Network,
-        graph: Graph,
-        statistics: Statistics | None,
-        images: ImageSet | None,
-        fixed: dict[str, Any],
-    ) -> None:
-        self.network, self.graph, self.statistics = network, graph, statistics
-        self.images, self.fixed = images, fixed
-
-    def run(self, screen: Screen, trials: list[tuple[float, Any, Any]]) -> list[dict[str, Any]]:
-        """A row for every ratio, criterion and method."""
-        rows = []
-        with screen.stage("comparing") as tick:
-            for place, (ratio, criterion, method) in enumerate(trials):
-                name = f"{method.name} after {criterion.name} at {ratio:g}"
-                tick.named(name, place, len(trials))
-                rows.append(self._row(ratio, criterion, method))
-        return rows
-
-    def _row(self, ratio: float, criterion: Any, method: Any) -> dict[str, Any]:
-        import lbyl
-        from lbyl import data
-
-        start = time.perf_counter()
-        result = lbyl.compress(
-            self.network.model,
-            self.network.example,
-            ratio,
-            criterion=criterion,
-            method=method,
-            graph=self.graph,
-            statistics=None if method.analytic else self.statistics,
-            **self.fixed,
+    def run(self, prepared: Prepared, refine: int) -> Result:
+        return prepared.compress(
+            self.ratio,
+            criterion=self.criterion,
+            method=self.method,
+            multiple_of=self.multiple_of,
+            refine=refine,
         )
-        seconds = time.perf_counter() - start
-        network, accuracy = self.network, None
-        if self.images is not None:
-            slim = as_classifier(network, result.model)
-            accuracy = data.accuracy(
-                slim, self.images, network.mean, network.std, 100, flatten=network.flatten
-            )
-        return {
-            "ratio": ratio,
-            "criterion": criterion.name,
-            "method": method.name,
-            "parameters": result.after.parameters,
-            "macs": result.after.macs,
-            "accuracy": accuracy,
-            **mean_errors(result),
-            "seconds": seconds,
-        }
+
+    def __str__(self) -> str:
+        by = "its own choice" if self.criterion is None else self.criterion.name
+        return f"{self.method.name} after {by} at {self.ratio:g}"
 
 
-def mean_errors(result: Result) -> dict[str, float]:
-    """RE, BE and ‖s‖, averaged over the layers that lost something."""
+def all_trials(
+    ratios: list[float],
+    criteria: list[str] | None,
+    methods: list[str],
+    multiple_of: int | None,
+    seed: int,
+) -> list[Trial]:
+    """Every ratio, criterion and method; what chooses its channels itself comes once a ratio."""
+    resolved = [parse_method(name) for name in dict.fromkeys(methods)]
+    if criteria and all(method.chooses for method in resolved):
+        names = ", ".join(method.name for method in resolved)
+        raise UsageError(f"{names} choose their channels themselves: leave --criterion out")
+    given = dict.fromkeys(criteria or [DEFAULT_CRITERION])
+    return [
+        Trial(ratio, None if method.chooses else criterion, method, multiple_of)
+        for ratio in ratios
+        for index, criterion in enumerate(parse_criterion(name, seed) for name in given)
+        for method in resolved
+        if index == 0 or not method.chooses
+    ]
+
+
+def as_row(
+    trial: Trial, result: Result, accuracy: float | None, errors: dict[str, float | None]
+) -> dict[str, Any]:
+    """What is told of one compression."""
+    return {
+        "ratio": trial.ratio,
+        "criterion": None if result.criterion is None else result.criterion["name"],
+        "method": trial.method.name,
+        "story": result.story,
+        "refinement": None if result.refinement is None else asdict(result.refinement),
+        "parameters": result.after.parameters,
+        "macs": result.after.macs,
+        "accuracy": accuracy,
+        **errors,
+    }
+
+
+def mean_errors(
+    prepared: Prepared, method: Method, result: Result, statistics: Statistics | None
+) -> dict[str, float | None]:
+    """RE, BE, ‖s‖ and the error at the consumers, averaged over the pruned layers."""
     pruned = [row for row in result.rows if row.kept < row.channels]
-    count = max(1, len(pruned))
-    keys = ("residual", "bias", "norm")
-    return {key: sum(getattr(row, key) for row in pruned) / count for key in keys}
+    values = {key: [getattr(row, key) for row in pruned] for key in ERRORS}
+    if statistics is not None and result.data != statistics.source:  # on none, or on others
+        told = consumer_errors(prepared, result.plan, method, statistics)
+        values["error"] = list(told.values())
+    return {key: _mean(column) for key, column in values.items()}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def show(screen: Screen, model: str, original: float | None, rows: list[dict[str, Any]]) -> None:
     """One table; the best of each ratio would be a judgement, so only the order is ours."""
-    known = original is not None
-    columns = ["method", "criterion", "ratio", "parameters", "MACs"]
-    columns += ["accuracy"] if known else []
-    columns += ["RE", "BE", "‖s‖", "time"]
+    measured = original is not None
+    errors = [key for key in ERRORS if any(row[key] is not None for row in rows)]
+    columns = ["method", "criterion", "ratio"]
+    columns += ["accuracy"] if measured else []
+    columns += ["parameters", "MACs", *(ERRORS[key] for key in errors), "time"]
     lines = []
     for row in rows:
-        line = [row["method"], row["criterion"], f"{row['ratio']:g}"]
+        line = [row["method"], row["criterion"] or "its own", f"{row['ratio']:g}"]
+        line += [f"{row['accuracy']:.2f} %"] if measured else []
         line += [human(row["parameters"]), human(row["macs"])]
-        line += [f"{row['accuracy']:.2f} %"] if known else []
-        line += [f"{row[key]:.3f}" for key in ("residual", "bias", "norm")]
+        line += ["–" if row[key] is None else f"{row[key]:.3f}" for key in errors]
         lines.append([*line, f"{row['seconds']:.2f} s"])
-    base = f": the original has {original:.2f} %" if known else ""
+    base = f": the original has {original:.2f} %" if measured else ""
     screen.say(f"\n{bold(model)}{base}", table(columns, lines))
-    if not known:
-        screen.say("[dim]RE and BE are distances of weights; with --data accuracy is measured[/]")
+    for row in rows:
+        if row["refinement"] is not None:
+            refinement = Refinement(**row["refinement"])
+            screen.say(f"[dim]{plain(row['method'])} at {row['ratio']:g}: {refinement}[/]")
+    if not measured:
+        screen.say(
+            "[dim]RE and BE: of weights; error: of the consumers' outputs, on statistics; "
+            "with --test accuracy is measured[/]"
+        )

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from lbyl import Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.files import Package, loading
-from lbyl.cli.job import Done, Job
-from lbyl.cli.screen import Screen, bold, change, human, plain, some, table
-from lbyl.cli.setup import build, load_images, measure
+from lbyl.cli.parse import (
+    check_source_used,
+    parse_amount,
+    parse_criterion,
+    parse_data,
+    parse_method,
+    parse_task,
+)
+from lbyl.cli.screen import Screen, bold, plain, table
+from lbyl.cli.setup import build, load_images, measure, prepare
+from lbyl.export import check_onnx
+from lbyl.models import Network
+from lbyl.torchkit.format import counted, human, percent_change
 
-if TYPE_CHECKING:
-    from lbyl.models import Network
-
-Onnx = Annotated[bool, o.output_option("--onnx", help="Also write model.onnx, checked.")]
+ONNX = "Also write model.onnx, checked; keeps multiples of 8 channels without --multiple-of."
+Onnx = Annotated[bool, o.output_option("--onnx", help=ONNX)]
 Report = Annotated[bool, o.output_option(help="Write report.html.")]
 
 # ONNX Runtime's kernels work on blocks of eight channels: odd widths can be slower than the
@@ -28,27 +37,26 @@ def compress(
     model: o.Model,
     weights: o.Weights = None,
     ratio: o.Ratio = None,
-    criterion: o.Criterion = "l2",
-    method: o.Method = "echo",
-    option: o.MethodOption = None,
-    repair: o.Repair = None,
-    refine: o.Refine = 0,
-    skip: o.Skip = None,
-    modules: o.Modules = None,
-    streams: o.Streams = False,
-    round_to: o.RoundTo = None,
     macs: o.Macs = None,
     params: o.Params = None,
     latency: o.Latency = None,
     max_error: o.MaxError = None,
+    criterion: o.Criterion = None,
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    residual: o.Residual = False,
+    multiple_of: o.MultipleOf = None,
+    method: o.Method = "echo",
+    option: o.MethodOption = None,
+    correction: o.Correction = None,
+    refine: o.Refine = 0,
+    data: o.Data = None,
+    test: o.Test = None,
+    limit: o.Limit = None,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
     mean: o.Mean = None,
     std: o.Std = None,
-    data: o.Data = None,
-    limit: o.Limit = None,
-    calibration: o.Calibration = None,
-    images: o.Images = None,
     out: o.Out = None,
     onnx: Onnx = False,
     report: Report = True,
@@ -59,35 +67,44 @@ def compress(
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
-    """Make a network smaller and put its accuracy back: no data, no training."""
+    """Make a network smaller and restore its accuracy: no data, no training."""
     screen = Screen(json, quiet)
     check_target(out, onnx)
-    if onnx and round_to is None:
-        round_to = ONNX_MULTIPLE
-    budget = o.check_budget(macs=macs, params=params, latency=latency, max_error=max_error)
-    job = Job(
-        method=o.parse_method(method, option),
-        criterion=o.parse_criterion(criterion, seed),
-        graph=o.given(modules=modules or None, skip=skip or None) | {"streams": streams},
-        choice=o.given(ratio=o.parse_ratio(ratio), round_to=round_to, repair=repair, refine=refine)
-        | budget,
-        seed=seed,
-        images=o.parse_images(images),
-    )
+    if onnx and multiple_of is None:
+        multiple_of = ONNX_MULTIPLE
+    amount = parse_amount(ratio, macs=macs, params=params, latency=latency, max_error=max_error)
+    by, restoring = parse_criterion(criterion, seed), parse_method(method, option, correction)
+    source = parse_data(data)
+    check_source_used(source, [parse_task(amount, by, restoring, multiple_of)], refine)
+    if limit is not None and test is None:
+        raise UsageError("--limit is of labelled images: add --test PATH")
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
         screen, model, weights, classes=classes, device=device, threads=threads, **scale
     )
-    held = load_images(screen, network, data, limit=limit) if data else None
-    done = job.run(screen, network, calibration)
-    accuracy = None
-    if held is not None:
-        before = measure(screen, network, held, stage="accuracy of the original")
-        after = measure(screen, network, held, done.result.model, "accuracy of the smaller one")
-        accuracy = {"original": before, "slim": after}
-    package = Package(network, done, accuracy)
+    held_out = load_images(screen, network, test, limit=limit) if test else None
+    accuracy: dict[str, float] = {}
+    if held_out is not None:
+        accuracy["original"] = measure(screen, network, held_out, stage="accuracy of the original")
+    prepared = prepare(
+        screen,
+        network,
+        source=source,
+        include=include,
+        exclude=exclude,
+        residual=residual,
+        seed=seed,
+    )
+    with screen.stage("compressing"):
+        result = prepared.compress(
+            amount, criterion=by, method=restoring, multiple_of=multiple_of, refine=refine
+        )
+    if held_out is not None:
+        stage = "accuracy of the smaller one"
+        accuracy["slim"] = measure(screen, network, held_out, result.model, stage)
+    package = Package(network, prepared, result, accuracy or None)
     written = package.write(screen, out, onnx, report) if out else {}
-    show(screen, network, done, accuracy, written)
+    show(screen, network, result, accuracy or None, written)
 
 
 def check_target(out: Path | None, onnx: bool) -> None:
@@ -97,26 +114,21 @@ def check_target(out: Path | None, onnx: bool) -> None:
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; give a directory")
     if onnx:
-        from lbyl.export import check_onnx
-
         check_onnx()
 
 
 def show(
     screen: Screen,
     network: Network,
-    done: Done,
+    result: Result,
     accuracy: dict[str, float] | None,
     written: dict[str, Any],
 ) -> None:
-    """The story in one table, or all of it as JSON."""
-    from lbyl.result import refined
-
-    result = done.result
+    """What was done in a line and a table, or all of it as JSON."""
     document = {"model": network.name, **result.to_dict(plan=False), "stages": screen.seconds}
-    screen.data(document | {"accuracy": accuracy, **written})
+    screen.data(document | {"story": result.story, "accuracy": accuracy, **written})
     rows = [
-        [noun, human(was), human(now), change(was, now)]
+        [noun, human(was), human(now), percent_change(was, now)]
         for noun, was, now in (
             ("parameters", result.before.parameters, result.after.parameters),
             ("MACs", result.before.macs, result.after.macs),
@@ -126,18 +138,13 @@ def show(
     if accuracy:
         was, now = accuracy["original"], accuracy["slim"]
         rows.append(["accuracy", f"{was:.2f} %", f"{now:.2f} %", f"{now - was:+.2f}"])
-    how = f"restored by {result.method}" if result.method != "none" else "nothing restored"
-    how += refined(result.refine)
-    count = sum(row.channels - row.kept for row in result.rows)
     screen.say(
-        f"\n{bold(network.name)}: {count} filters removed from {some(len(result.rows), 'layer')} "
-        f"by {result.criterion}, {how}",
+        f"\n{bold(network.name)}: {pruned(result)}",
+        f"[dim]{plain(result.story)}[/]",
         table(["", "before", "after", "change"], rows),
     )
-    alone = len(result.graph.left_alone)
-    if alone:
-        left = f"{some(alone, 'layer')} left alone; why: lbyl inspect {network.name}"
-        screen.say(f"[dim]{plain(left)}[/]")
+    for line in remarks(network, result):
+        screen.say(f"[dim]{plain(line)}[/]")
     for line in written.get("notes", []):
         screen.warn(line)
     if "files" in written:
@@ -145,3 +152,30 @@ def show(
         screen.say(
             *(f"    [cyan]{plain(line)}[/]" for line in loading(network, written["out"])), ""
         )
+
+
+def pruned(result: Result) -> str:
+    """How many channels of how many layers were pruned."""
+    rows = [row for row in result.rows if row.kept < row.channels]
+    count, total = (
+        sum(row.channels - row.kept for row in rows),
+        sum(row.channels for row in result.rows),
+    )
+    return f"{count} of {counted(total, 'channel')} pruned, in {counted(len(rows), 'layer')}"
+
+
+def remarks(network: Network, result: Result) -> list[str]:
+    """Where the error is largest, and how many layers could not be pruned."""
+    lines = []
+    errors = {row.unit: row.error for row in result.rows if row.error is not None}
+    if errors:
+        worst = max(errors, key=errors.__getitem__)
+        mean = sum(errors.values()) / len(errors)
+        lines.append(
+            f"error at the consumers: {mean:.3f} on average, largest {errors[worst]:.3f} "
+            f"behind {worst}"
+        )
+    if result.graph.unprunable:
+        count = counted(len(result.graph.unprunable), "unprunable layer")
+        lines.append(f"{count}; why: lbyl inspect {network.name}")
+    return lines

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import typer
+from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
+
+from lbyl.errors import LbylError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ARGUMENTS = "ratio criterion method data include exclude residual multiple_of refine".split()
+_BARE = re.compile(rf"\b({'|'.join(ARGUMENTS)})=(?![\w'\"])")
+
 
 class UsageError(Exception):
-    """An option that cannot be understood; the message says how to write it."""
+    """Options that cannot be understood or contradict each other; the message says the remedy."""
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """What the library refuses inside is a matter of how the command was written."""
+    try:
+        yield
+    except LbylError as error:
+        raise UsageError(str(error)) from None
+
+
+def as_options(message: str) -> str:
+    """A message of the library in the words of the command line: `data=` is `--data`."""
+    return _BARE.sub(lambda match: "--" + match[1].replace("_", "-"), message)
 
 
 def guarded(command: F) -> F:
@@ -35,7 +58,7 @@ def guarded(command: F) -> F:
         except KeyboardInterrupt:
             fail("interrupted; nothing was left half written", 130)
         except UsageError as error:
-            fail(str(error), 2)
+            fail(as_options(str(error)), 2)
         except Exception as error:
             fail(_message(error), 1)
 
@@ -44,9 +67,6 @@ def guarded(command: F) -> F:
 
 def fail(message: str, code: int) -> NoReturn:
     """Say what went wrong on stderr and end."""
-    from rich.console import Console
-    from rich.text import Text
-
     line = " ".join(message.split())  # whatever raised it may have used several lines
     text = Text.assemble(("error: ", "bold red"), (line, "red"))
     Console(stderr=True, soft_wrap=True, highlight=False).print(text)
@@ -54,10 +74,8 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def _message(error: Exception) -> str:
-    from lbyl.exceptions import LbylError
-
     if isinstance(error, LbylError):
-        return str(error)
+        return as_options(str(error))
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed: pip install {error.name}"
     text = str(error).strip() or "no message"
@@ -81,9 +99,9 @@ class OneLineGroup(TyperGroup):
             if not hasattr(error, "format_message"):
                 raise
             context = getattr(error, "ctx", None)
-            where = context.command_path if context is not None else "lbyl"
+            path = context.command_path if context is not None else "lbyl"
             message = error.format_message().rstrip(".")
-            code = _said(f"{message}; see {where} --help", getattr(error, "exit_code", 2))
+            code = _said(f"{message}; see {path} --help", getattr(error, "exit_code", 2))
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.screen import Screen, bold, human
+from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import build, load_images, measure
+from lbyl.latency import compare
+from lbyl.torchkit.format import human
+from lbyl.torchkit.run import device_of
 
-Split = Annotated[str, typer.Option(help="test or train, inside directories.")]
-Time = Annotated[bool, typer.Option("--time", help="Also time a pass of one image.")]
+Split = Annotated[str, o.images_option(metavar="NAME", help="test or train, inside directories.")]
+Time = Annotated[bool, o.output_option("--time", help="Also time a pass of one image.")]
+REPEATS = 30
 
 
 @guarded
 def evaluate(
     model: o.Model,
     weights: o.Weights = None,
-    data: o.Data = None,
+    test: o.Test = None,
     split: Split = "test",
     limit: o.Limit = None,
     batch_size: o.BatchSize = 100,
@@ -36,27 +38,27 @@ def evaluate(
 ) -> None:
     """Measure the accuracy of a network, original or compressed, on labelled images."""
     screen = Screen(json, quiet)
-    if data is None and not time:
-        raise UsageError("nothing to measure: give --data PATH, or --time")
+    if test is None and not time:
+        raise UsageError("nothing to measure: give --test PATH, or --time")
+    if test is None and limit is not None:
+        raise UsageError("--limit is of labelled images: add --test PATH")
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
         screen, model, weights, classes=classes, device=device, threads=threads, **scale
     )
-    found: dict[str, Any] = {"model": model}
-    found["parameters"] = sum(p.numel() for p in network.model.parameters())
-    lines = [f"parameters  {human(found['parameters'])}"]
-    if data is not None:
-        images = load_images(screen, network, data, split, limit)
-        found["accuracy"] = measure(screen, network, images, batch_size=batch_size)
-        found["images"] = len(images)
-        lines.append(f"accuracy    [bold]{found['accuracy']:.2f} %[/] of {len(images)} images")
+    measured: dict[str, Any] = {"model": model}
+    measured["parameters"] = sum(p.numel() for p in network.model.parameters())
+    lines = [f"parameters  {human(measured['parameters'])}"]
+    if test is not None:
+        images = load_images(screen, network, test, split, limit)
+        measured["accuracy"] = measure(screen, network, images, batch_size=batch_size)
+        measured["images"] = len(images)
+        lines.append(f"accuracy    [bold]{measured['accuracy']:.2f} %[/] of {len(images)} images")
     if time:
-        from lbyl.latency import compare
-
-        place = next(network.model.parameters()).device
         with screen.stage("timing"):
-            timing = compare({"it": network.model}, network.example, place, 30)["it"]
-        found["seconds"], found["spread"] = timing.median, timing.spread
+            models = {model: network.model}
+            timing = compare(models, network.example, device_of(network.model), REPEATS)[model]
+        measured["seconds"], measured["runs"] = timing.median, list(timing.runs)
         lines.append(f"one image   {timing}")
-    screen.data(found)
+    screen.data(measured)
     screen.say(f"\n{bold(model)}", *lines)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.screen import Screen, bold, human
+from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import build
+from lbyl.export import export_onnx, export_program
+from lbyl.torchkit.format import human
 
-Target = Annotated[Path, typer.Option(help="File to write: .onnx, or .pt2 for torch.export.")]
-Tolerance = Annotated[float, typer.Option(help="Largest difference from PyTorch that is allowed.")]
+Target = Annotated[
+    Path, o.output_option(metavar="FILE", help="File to write: .onnx, or .pt2 for torch.export.")
+]
+Tolerance = Annotated[
+    float,
+    o.output_option(metavar="NUMBER", help="Largest difference from PyTorch allowed, for ONNX."),
+]
 
 
 @guarded
@@ -33,16 +38,14 @@ def export(
     if out.suffix not in (".onnx", ".pt2"):
         raise UsageError(f"--out {out}: the name must end in .onnx or .pt2")
     network = build(screen, model, weights, input_size=input_size, classes=classes)
-    found: dict[str, Any] = {"model": model, "out": str(out)}
-    from lbyl.export import export_onnx, export_program
-
+    written: dict[str, Any] = {"model": model, "out": str(out)}
     if out.suffix == ".onnx":
         with screen.stage("exporting to ONNX and checking it"):
-            found["error"] = export_onnx(network.model, network.example, out, tolerance)
+            written["error"] = export_onnx(network.model, network.example, out, tolerance)
     else:
         with screen.stage("exporting"):
             export_program(network.model, network.example, out)
-    found["bytes"] = out.stat().st_size
-    screen.data(found)
-    checked = f", {found['error']:.1g} from PyTorch" if "error" in found else ""
-    screen.say(f"wrote {bold(out)}: {human(found['bytes'])}B, any batch size{checked}")
+    written["bytes"] = out.stat().st_size
+    screen.data(written)
+    checked = f", {written['error']:.1g} from PyTorch" if "error" in written else ""
+    screen.say(f"wrote {bold(out)}: {human(written['bytes'])}B, any batch size{checked}")

@@ -7,13 +7,16 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lbyl import Prepared, Result
 from lbyl.cli.screen import Screen
-
-if TYPE_CHECKING:
-    from lbyl.cli.job import Done
-    from lbyl.models import Network
+from lbyl.export import export_onnx
+from lbyl.models import Network
+from lbyl.report import gather, write_report
+from lbyl.storage import MODEL, PLAN, plan_document
+from lbyl.torchkit.files import whole_directory, write_json, write_tensors
+from lbyl.torchkit.tensors import tensors
 
 REPORT, ONNX = "report.html", "model.onnx"
 OPTIONAL = (REPORT, ONNX, f"{ONNX}.data")
@@ -24,59 +27,52 @@ class Package:
     """A compressed network with what is known about it."""
 
     network: Network
-    done: Done
+    prepared: Prepared
+    result: Result
     accuracy: dict[str, float] | None = None
 
     def write(
         self, screen: Screen, out: Path, onnx: bool = False, report: bool = True
     ) -> dict[str, Any]:
         """Write it; what an earlier run wrote is replaced, or removed where it is out of date."""
-        from lbyl.io import MODEL, PLAN, whole_directory, write_json, write_tensors
-        from lbyl.surgery import tensors
-
-        told: dict[str, Any] = {"out": str(out), "notes": []}
+        written: dict[str, Any] = {"out": str(out), "notes": []}
         with whole_directory(out) as folder:
             for name in OPTIONAL:
                 (folder / name).unlink(missing_ok=True)
             with screen.stage("writing weights and plan"):
-                values = tensors(self.done.result.model)
-                write_tensors(folder / MODEL, values, {"format": "pt"})
+                write_tensors(folder / MODEL, tensors(self.result.model), {"format": "pt"})
                 write_json(folder / PLAN, self.document())
             if onnx:
-                told["onnx_error"] = self._onnx(screen, folder / ONNX)
+                written["onnx_error"] = self._onnx(screen, folder / ONNX)
             if report:
-                told["notes"] += self._report(screen, folder / REPORT, out)
+                written["notes"] += self._report(screen, folder / REPORT, out)
             files = [n for n in (MODEL, PLAN, *OPTIONAL) if (folder / n).is_file()]
         for name in set(OPTIONAL) - set(files):  # a directory that could not be swapped
             (out / name).unlink(missing_ok=True)
-        return told | {"files": files}
+        return written | {"files": files}
 
     def document(self) -> dict[str, Any]:
         """plan.json, with the network's name so that other commands find it."""
-        from lbyl.io import plan_document
-
         extra: dict[str, Any] = {"network": self.network.describe(), "command": command()}
         if self.accuracy:
             extra["accuracy"] = self.accuracy
-        return plan_document(self.done.result) | extra
+        return plan_document(self.result) | extra
 
     def _onnx(self, screen: Screen, path: Path) -> float:
-        from lbyl.export import export_onnx
-
         with screen.stage("exporting to ONNX and checking it"):
-            return export_onnx(self.done.result.model, self.network.example, path)
+            return export_onnx(self.result.model, self.network.example, path)
 
     def _report(self, screen: Screen, path: Path, out: Path) -> list[str]:
         if not importlib.util.find_spec("jinja2"):
             return ["no report.html: it needs jinja2 (pip install 'lbyl[report]')"]
-        from lbyl.report import gather, write_report
-
-        result, network = self.done.result, self.network
         with screen.stage("writing the report"):
-            found = gather(network.model, network.example, result, statistics=self.done.statistics)
-            lines = "\n".join(loading(network, str(out)))
             write_report(
-                result, path, accuracy=self.accuracy, command=command(), loader=lines, **found
+                self.result,
+                path,
+                accuracy=self.accuracy,
+                command=command(),
+                loader="\n".join(loading(self.network, str(out))),
+                **gather(self.prepared, self.result),
             )
         return []
 
@@ -96,7 +92,8 @@ def loading(network: Network, out: str) -> list[str]:
     elif source == "timm":
         first, made = "import lbyl, timm", f'timm.create_model("{name}"{options})'
     elif source == "lbyl":
-        first, made = "import lbyl, lbyl.zoo", f'lbyl.zoo.create("{name}")'
+        first = "import lbyl; from lbyl.models import zoo"
+        made = f'zoo.create("{name}")'
     elif source == "hf":
         kind = type(network.model).__name__
         first = f"import lbyl; from transformers import {kind}"

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
+import torch
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.screen import Screen, bold, some
+from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import build, load_images, measure
+from lbyl.data import ImageSet
+from lbyl.models import Network
+from lbyl.storage import MODEL, PLAN
+from lbyl.torchkit.files import read_json, write_json, write_tensors
+from lbyl.torchkit.format import counted
+from lbyl.torchkit.tensors import tensors
+from lbyl.train import TrainConfig
+from lbyl.train import train as run_training
 
-if TYPE_CHECKING:
-    from lbyl.models import Network
+_training = partial(o.option, "Training")
 
-TrainData = Annotated[
-    str, typer.Option("--data", help="Labelled training images (its part `train`, if it has one).")
+Train = Annotated[
+    str,
+    o.images_option(
+        "--train",
+        metavar="PATH",
+        help="Labelled training images (its part `train`, if it has one).",
+    ),
 ]
-TestData = Annotated[str | None, typer.Option(help="Labelled images to measure on.")]
-Target = Annotated[Path, typer.Option(help="Directory for weights, history and checkpoints.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Times through the images.")]
-Rate = Annotated[float, typer.Option(help="Learning rate.")]
-Precision = Annotated[str, typer.Option(help="no, fp16 or bf16.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")]
+Target = Annotated[
+    Path, o.output_option(metavar="DIR", help="Directory for weights, history and checkpoints.")
+]
+Epochs = Annotated[int, _training(metavar="N", min=1, help="Times through the images.")]
+Rate = Annotated[float, _training(metavar="NUMBER", help="Learning rate.")]
+Precision = Annotated[str, _training(metavar="NAME", help="no, fp16 or bf16.")]
+Resume = Annotated[bool, _training("--resume", help="Go on from the checkpoint in --out.")]
 CHECKPOINTS = "checkpoint"
 
 
 @guarded
 def finetune(
     model: o.Model,
-    data: TrainData,
+    train: Train,
     weights: o.Weights = None,
-    test_data: TestData = None,
+    test: o.Test = None,
     out: Target = Path("finetuned"),
     epochs: Epochs = 20,
     learning_rate: Rate = 0.01,
@@ -57,8 +71,6 @@ def finetune(
     network = build(
         screen, model, weights, classes=classes, threads=threads, trained=False, **scale
     )
-    from lbyl.train import TrainConfig, train
-
     config = TrainConfig(
         epochs=epochs,
         batch_size=batch_size,
@@ -67,13 +79,13 @@ def finetune(
         seed=seed,
         augment=not network.flatten,
     )
-    pictures = load_images(screen, network, data, "train", limit)
-    held = load_images(screen, network, test_data, limit=limit) if test_data else None
-    before = measure(screen, network, held, stage="accuracy before") if held else None
-    history = train(
+    images = load_images(screen, network, train, "train", limit)
+    held_out = load_images(screen, network, test, limit=limit) if test else None
+    before = measure(screen, network, held_out, stage="accuracy before") if held_out else None
+    history = run_training(
         network.model,
-        Labelled(pictures, network.flatten),
-        None if held is None else Labelled(held, network.flatten),
+        Labelled(images),
+        None if held_out is None else Labelled(held_out),
         config,
         out=out / CHECKPOINTS,
         resume=resume,
@@ -82,37 +94,32 @@ def finetune(
         std=network.std,
         cpu=device == "cpu",
     )
-    after = measure(screen, network, held, stage="accuracy after") if held else None
+    after = measure(screen, network, held_out, stage="accuracy after") if held_out else None
     save(network, out, history.to_dict())
     screen.data({"out": str(out), "before": before, "after": after, **history.to_dict()})
-    gain = f": {before:.2f} % → [bold]{after:.2f} %[/]" if held else ""
-    screen.say(f"trained for {some(len(history), 'epoch')}{gain}", f"wrote {bold(out)}")
+    gain = f": {before:.2f} % → [bold]{after:.2f} %[/]" if held_out else ""
+    screen.say(f"trained for {counted(len(history), 'epoch')}{gain}", f"wrote {bold(out)}")
 
 
-class Labelled:
+class Labelled(torch.utils.data.Dataset[tuple[Any, int]]):
     """An image set as `lbyl.train` reads data: uint8 images (C, H, W), each with its label."""
 
-    def __init__(self, images: Any, flatten: bool) -> None:
+    def __init__(self, images: ImageSet) -> None:
         if images.labels is None:
             raise UsageError(f"{images.name} has no labels to learn from")
-        self.images, self.labels, self.flatten = images, images.labels, flatten
+        self.images, self.labels = images, images.labels
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        import torch
-
-        pixels = self.images._image(int(self.images._indices[index]))  # (H, W, C)
+        pixels = self.images._source[int(self.images._indices[index])]  # (H, W, C)
         image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
         return image, int(self.labels[index])
 
 
 def save(network: Network, out: Path, history: dict[str, Any]) -> None:
     """The trained weights; a compressed network stays one that `lbyl.load` reads."""
-    from lbyl.io import MODEL, PLAN, read_json, write_json, write_tensors
-    from lbyl.surgery import tensors
-
     out.mkdir(parents=True, exist_ok=True)
     write_tensors(out / MODEL, tensors(network.model), {"format": "pt"})
     origin = next((p for p in (network.name, network.weights) if p and Path(p).is_dir()), None)

@@ -1,25 +1,30 @@
-"""`lbyl images`: look at what the network is shown instead of data."""
+"""`lbyl images`: look at what the network is run on instead of data."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import torch
 import typer
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import build
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from lbyl.record import Inputs
+from lbyl.inputs.batches import FreshInputs
+from lbyl.inputs.preview import preview
+from lbyl.inputs.procedural import procedural_images
+from lbyl.models import Network, parse_input_shape
+from lbyl.torchkit.format import counted
 
 Target = Annotated[Path, typer.Argument(help="Picture to write.")]
-Count = Annotated[int, typer.Option(min=1, max=4096, help="How many.")]
-Shape = Annotated[str | None, typer.Option("--input-size", help="32, or a whole shape (1x28x28).")]
+Count = Annotated[int, o.images_option(metavar="N", min=1, max=4096, help="How many.")]
+Shape = Annotated[
+    str | None, o.images_option(metavar="SIZE", help="32, or a whole shape (1x28x28).")
+]
 
 
 @guarded
@@ -35,14 +40,12 @@ def images(
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
-    """Write a contact sheet of the procedural images that stand in for data."""
-    from lbyl.images import preview
-
+    """Write a contact sheet of the procedural images that replace data."""
     screen = Screen(json, quiet)
     if model:
         network = build(screen, model, weights, input_size=input_size, classes=classes)
         with screen.stage("drawing"):
-            drawn = of_network(network.model, network.example, count, seed)
+            drawn = of_network(network, count, seed)
     elif weights or classes:
         raise UsageError("--weights and --classes belong to a network: add --model")
     else:
@@ -50,14 +53,11 @@ def images(
             drawn = of_shape(input_size or "32", count, seed)
     path, shape = preview(out, count, images=drawn), list(drawn.shape[1:])
     screen.data({"out": str(path), "count": count, "shape": shape, "seed": seed})
-    screen.say(f"wrote {bold(path)}: {count} images of {'×'.join(map(str, shape))}")
+    screen.say(f"wrote {bold(path)}: {counted(count, 'image')} of {'×'.join(map(str, shape))}")
 
 
 def of_shape(size: str, count: int, seed: int) -> Tensor:
-    """Images as they are painted."""
-    from lbyl.models import parse_input_shape
-    from lbyl.statistics import procedural_images
-
+    """Images as they are painted: (count, C, H, W)."""
     given = parse_input_shape(size)
     shape = (3, *given * 2) if len(given) == 1 else given
     if len(shape) != 3:
@@ -65,15 +65,10 @@ def of_shape(size: str, count: int, seed: int) -> Tensor:
     return procedural_images(count, shape, seed=seed)
 
 
-def of_network(model: nn.Module, example: Inputs, count: int, seed: int) -> Tensor:
-    """Images in the tone that a network remembers."""
-    import torch
-    from torch.utils._pytree import tree_flatten
-
-    from lbyl.statistics.sources import procedural
-
-    batches = procedural(model, example, count=count, seed=seed).batches
-    firsts = [tree_flatten(batch)[0][0] for batch in batches]
-    if firsts[0].dim() != 4:
+def of_network(network: Network, count: int, seed: int) -> Tensor:
+    """Images with the gains that match a network's first BatchNorm: (count, C, H, W)."""
+    batches = FreshInputs(network.model, network.example, seed).collection(count).batches
+    images = [tree_flatten(batch)[0][0] for batch in batches]
+    if images[0].dim() != 4:
         raise UsageError("--model: this network takes no images that could be shown")
-    return torch.cat(firsts)
+    return torch.cat(images)

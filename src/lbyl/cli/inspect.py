@@ -1,31 +1,31 @@
-"""`lbyl inspect`: which channels can go, and what follows each."""
+"""`lbyl inspect`: which channels can be pruned, and what follows each."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
 
-import typer
-
+from lbyl import Graph
 from lbyl.cli import options as o
 from lbyl.cli.errors import guarded
-from lbyl.cli.job import follow
-from lbyl.cli.screen import Screen, bold, human, plain, table
-from lbyl.cli.setup import build
+from lbyl.cli.screen import Screen, bold, plain, table
+from lbyl.cli.setup import build, prepare
+from lbyl.models import Network
+from lbyl.result import Size
+from lbyl.torchkit.format import counted, human
 
-if TYPE_CHECKING:
-    from lbyl import Graph
-    from lbyl.models import Network
-
-Full = Annotated[bool, typer.Option("--full", help="Every consequence of every group, as text.")]
+Full = Annotated[bool, o.output_option("--full", help="Every consequence of every unit, as text.")]
+LISTS = ("consumed by", "sliced along", "tied with")
 
 
 @guarded
 def inspect(
     model: o.Model,
     weights: o.Weights = None,
-    skip: o.Skip = None,
-    modules: o.Modules = None,
-    streams: o.Streams = False,
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    residual: o.Residual = False,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
     full: Full = False,
@@ -33,11 +33,10 @@ def inspect(
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
-    """Show which filters can be removed, who reads them, and why a layer is left alone."""
+    """Show which channels can be pruned, who consumes them, and which layers cannot."""
     screen = Screen(json, quiet)
     network = build(screen, model, weights, input_size=input_size, classes=classes, trained=False)
-    choice = o.given(modules=modules or None, skip=skip or None)
-    graph = follow(screen, network, streams=streams, **choice)
+    graph = prepare(screen, network, include=include, exclude=exclude, residual=residual).graph
     screen.data(as_data(network, graph))
     if full:
         screen.say(plain(str(graph)))
@@ -47,10 +46,6 @@ def inspect(
 
 def as_data(network: Network, graph: Graph) -> dict[str, Any]:
     """The graph for programs."""
-    from dataclasses import asdict
-
-    from lbyl.result import Size
-
     return {
         "model": network.name,
         "input_shape": list(network.input_shape),
@@ -63,45 +58,46 @@ def as_data(network: Network, graph: Graph) -> dict[str, Any]:
                 "between": list(unit.between),
                 "path": list(unit.path),
                 "consumers": list(unit.consumers),
-                "stream": unit.stream,
+                "residual": unit.residual,
             }
             for unit in graph
         ],
-        "left_alone": dict(graph.left_alone),
+        "unprunable": dict(graph.unprunable),
     }
 
 
 def show(screen: Screen, network: Network, graph: Graph) -> None:
     """The graph for people."""
-    from lbyl.result import Size
-
     size = Size.of(network.model, graph)
     shape = "×".join(map(str, network.input_shape))
     screen.say(
         f"\n{bold(network.name)}: {human(size.parameters)} parameters, {human(size.macs)} MACs "
-        f"at {shape}; {graph.channels} prunable channels in {len(graph)} groups"
+        f"at {shape}; {counted(graph.channels, 'prunable channel')} in "
+        f"{counted(len(graph), 'unit')}"
     )
     rows = [
         [
-            unit.name + (" (stream)" if unit.stream else ""),
+            unit.name + (" (residual)" if unit.residual else ""),
             unit.channels,
-            _some([p.name for p in unit.producers][1:]),
-            _some(unit.between),
-            _some(unit.consumers),
+            _first(unit.consumers),
+            _first(unit.between),
+            _first([p.name for p in unit.producers][1:]),
         ]
         for unit in graph
     ]
-    screen.say(table(["made by", "channels", "and by", "sliced along", "read by"], rows))
-    if graph.left_alone:
-        screen.say("[bold]left alone[/]")
+    tied = any(len(unit.producers) > 1 for unit in graph)
+    columns = ["unit", "channels", *(LISTS if tied else LISTS[:-1])]
+    screen.say(table(columns, [row[: len(columns)] for row in rows], lists=LISTS))
+    if graph.unprunable:
+        screen.say("[bold]unprunable[/]")
         by_reason: dict[str, list[str]] = {}
-        for name, reason in graph.left_alone.items():
+        for name, reason in graph.unprunable.items():
             by_reason.setdefault(reason, []).append(name)
         for reason, names in by_reason.items():
-            screen.say(f"  {plain(_some(names, 6))}: [dim]{plain(reason)}[/]")
+            screen.say(f"  {plain(_first(names, 6))}: [dim]{plain(reason)}[/]")
 
 
-def _some(names: Any, count: int = 2) -> str:
-    names = list(names)
+def _first(names: Sequence[str], count: int = 2) -> str:
+    """The first names, and how many more there are."""
     more = f" +{len(names) - count}" if len(names) > count else ""
     return ", ".join(names[:count]) + more

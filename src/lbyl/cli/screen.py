@@ -8,14 +8,29 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.progress import Progress, TaskID
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape, render
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 120  # of what is not written to a window
 
 
 class Tick:
@@ -24,15 +39,15 @@ class Tick:
     def __init__(self, progress: Progress | None = None, task: TaskID | None = None) -> None:
         self._progress, self._task = progress, task
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, completed: int, total: int) -> None:
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, total=total)
+            self._progress.update(self._task, completed=completed, total=total)
 
-    def named(self, stage: str, done: int, total: int) -> None:
+    def named(self, stage: str, completed: int, total: int) -> None:
         """As the library reports: the stage's own name comes along."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=stage)
-        self(done, total)
+        self(completed, total)
 
 
 @dataclass
@@ -42,13 +57,11 @@ class Screen:
     json: bool = False
     quiet: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
+    _tick: Tick = field(default_factory=Tick)
 
     def __post_init__(self) -> None:
-        from rich.console import Console
-
-        # Piped into a file there is no window to fit: tables must not be folded there.
-        wide = None if sys.stdout.isatty() else 120
-        self.out: Console = Console(width=wide, highlight=False)
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        self.out: Console = Console(width=width, highlight=False)
         self.log: Console = Console(stderr=True, highlight=False)
 
     @property
@@ -59,7 +72,7 @@ class Screen:
         """Results for people."""
         if self.talks:
             for line in lines:
-                self.out.print(line)
+                self.out.print(line, soft_wrap=isinstance(line, str))
 
     def note(self, line: str) -> None:
         """A remark beside the results."""
@@ -76,59 +89,109 @@ class Screen:
         if self.json:
             print(json.dumps(value, indent=1), flush=True)
 
+    def progress(self, stage: str, completed: int, total: int) -> None:
+        """What the library reports, shown by the bar of the stage that is running."""
+        self._tick.named(stage, completed, total)
+
     @contextmanager
     def stage(self, name: str) -> Iterator[Tick]:
         """A step that takes time: a bar while it runs, a line with its seconds afterwards."""
-        started = time.perf_counter()
-        if not (self.talks and self.log.is_terminal):
-            yield Tick()
-        else:
-            with _bar(self.log) as progress:
-                task = progress.add_task(name, total=None)
-                yield Tick(progress, task)
+        started, before = time.perf_counter(), self._tick
+        try:
+            if not (self.talks and self.log.is_terminal):
+                yield Tick()
+            else:
+                with _bar(self.log) as progress:
+                    self._tick = Tick(progress, progress.add_task(name, total=None))
+                    yield self._tick
+        finally:
+            self._tick = before
         spent = time.perf_counter() - started
         self.seconds[name] = round(spent, 3)
         self.note(f"[green]✓[/] {name} [dim]{spent:.1f} s[/]")
 
 
+class _Count(MofNCompleteColumn):
+    """How many of how many, once that is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 def _bar(console: Console) -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-    from rich.text import Text
-
-    class Count(MofNCompleteColumn):
-        """How many of how many, once that is known."""
-
-        def render(self, task: Task) -> Text:
-            return Text() if task.total is None else super().render(task)
-
     text = TextColumn("{task.description}")
-    columns = (SpinnerColumn(), text, BarColumn(24), Count(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), text, BarColumn(24), _Count(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table whose first column, the names, is the last thing that a narrow window takes.
+
+    Columns of `lists` are folded first; then columns are left out from the right, and named.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    highlight: int | None = None
+    lists: Collection[str] = ()
+
+    LIST_WIDTH = 16  # to which a list may be folded
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room, shown = options.max_width, len(self.columns)
+        while shown > 2 and self._edges(shown) + sum(self._least(shown)) > room:
+            shown -= 1
+        yield self._table(self._widths(shown, room))
+        if shown < len(self.columns):
+            left_out = ", ".join(self.columns[shown:])
+            yield Text(f"  not shown in a window this narrow: {left_out}", style="dim")
+
+    def _edges(self, shown: int) -> int:
+        """The space around so many columns: two to the left of each and one to the right."""
+        return 3 * shown + 1
+
+    def _natural(self, index: int) -> int:
+        texts = [self.columns[index], *(render(row[index]).plain for row in self.rows)]
+        return max(cell_len(text) for text in texts)
+
+    def _least(self, shown: int) -> list[int]:
+        return [
+            min(self._natural(i), self.LIST_WIDTH) if name in self.lists else self._natural(i)
+            for i, name in enumerate(self.columns[:shown])
+        ]
+
+    def _widths(self, shown: int, room: int) -> list[int]:
+        """The width of every column; lists share what the others leave, names fold at the last."""
+        widths = self._least(shown)
+        room -= self._edges(shown)
+        for index in (i for i, name in enumerate(self.columns[:shown]) if name in self.lists):
+            spare = max(0, room - sum(widths))
+            widths[index] = min(self._natural(index), widths[index] + spare)
+        widths[0] = max(8, min(widths[0], room - sum(widths[1:])))
+        return widths
+
+    def _table(self, widths: Sequence[int]) -> Table:
+        made = Table(box=box.SIMPLE_HEAD)
+        for index, (column, width) in enumerate(zip(self.columns, widths)):
+            right = index > 0 and column not in self.lists
+            made.add_column(
+                column, justify="right" if right else "left", width=width, overflow="fold"
+            )
+        for index, row in enumerate(self.rows):
+            style = "bold green" if index == self.highlight else None
+            made.add_row(*row[: len(widths)], style=style)
+        return made
 
 
 def table(
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
     highlight: int | None = None,
+    lists: Collection[str] = (),
 ) -> RenderableType:
-    """A plain table: first column to the left, numbers to the right, one row in bold."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE_HEAD)
-    for place, column in enumerate(columns):
-        made.add_column(column, justify="right" if place else "left", no_wrap=place > 0)
-    for place, row in enumerate(rows):
-        made.add_row(*map(cell, row), style="bold green" if place == highlight else None)
-    return made
+    """A plain table: names to the left, numbers to the right, one row in bold."""
+    return FittedTable(columns, [[cell(value) for value in row] for row in rows], highlight, lists)
 
 
 def cell(value: Any) -> str:
@@ -140,29 +203,9 @@ def cell(value: Any) -> str:
 
 def plain(text: str) -> str:
     """Text that is not ours: brackets in it are brackets, not colours."""
-    from rich.markup import escape
-
     return escape(text)
 
 
 def bold(text: object) -> str:
     """A name in bold, whatever it is made of."""
     return f"[bold]{plain(str(text))}[/]"
-
-
-def human(count: float) -> str:
-    """A large number in three figures."""
-    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(count) >= limit:
-            return f"{count / limit:.2f}{suffix}"
-    return f"{count:.0f}"
-
-
-def some(count: int, noun: str) -> str:
-    """So many of something."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def change(before: float, after: float) -> str:
-    """By how many per cent something changed."""
-    return f"{100 * (after / before - 1):+.1f} %" if before else "–"

@@ -1,24 +1,27 @@
-"""From options to a network on its device and to images: what most commands begin with."""
+"""From options to a network on its device, to images, and to a prepared network."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+import torch
+from torch import nn
+
+import lbyl
+from lbyl import data
 from lbyl.cli.errors import UsageError
-from lbyl.cli.options import parse_numbers
+from lbyl.cli.parse import OwnImages, Source, parse_numbers
 from lbyl.cli.screen import Screen
+from lbyl.data import ImageSet
+from lbyl.models import Network, parse_input_shape, resolve
+from lbyl.torchkit.run import device_of
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from lbyl.data import ImageSet
-    from lbyl.models import Network
+OWN_LIMIT = 1024  # own images that statistics are collected on
 
 
 def pick_device(name: str) -> str:
     """The device asked for; `auto` takes a GPU where there is one."""
-    import torch
-
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -45,17 +48,13 @@ def build(
     trained: bool = True,
 ) -> Network:
     """The network that the options describe, on its device; says so where it is untrained."""
-    place = pick_device(device)
+    chosen = pick_device(device)
+    scale = parse_numbers(mean, "mean"), parse_numbers(std, "std")
     with screen.stage("loading the network"):
-        import torch
-
-        from lbyl.models import parse_input_shape, resolve
-
         if threads:
             torch.set_num_threads(threads)
         shape = parse_input_shape(input_size) if input_size else None
-        network = resolve(model, weights, shape, classes)
-        network = network.scaled(parse_numbers(mean, "mean"), parse_numbers(std, "std")).to(place)
+        network = resolve(model, weights, shape, classes).scaled(*scale).to(chosen)
     if trained and network.weights is None and ".py:" not in model:
         screen.warn(f"{model} has random weights; give trained ones with --weights")
     return network
@@ -65,8 +64,6 @@ def load_images(
     screen: Screen, network: Network, path: str, split: str = "test", limit: int | None = None
 ) -> ImageSet:
     """Images for a network, at the size it reads."""
-    from lbyl import data
-
     with screen.stage("opening the images"):
         images = data.load(path, split, size=network.image_size)
         if limit is not None and limit < len(images):
@@ -83,11 +80,9 @@ def measure(
     batch_size: int = 100,
 ) -> float:
     """Top-1 accuracy of the network, or of another model that reads the same inputs."""
-    from lbyl import data
-
     with screen.stage(stage) as tick:
         return data.accuracy(
-            as_classifier(network, model),
+            as_classifier(network, network.model if model is None else model),
             images,
             network.mean,
             network.std,
@@ -97,38 +92,57 @@ def measure(
         )
 
 
-def as_classifier(network: Network, model: nn.Module | None = None) -> nn.Module:
+def as_classifier(network: Network, model: nn.Module) -> nn.Module:
     """A model that takes images and gives logits, also where the network wants names for them."""
-    from torch import nn
-
-    chosen = network.model if model is None else model
     if not isinstance(network.example, dict):
-        return chosen
-    name = next(iter(network.example))
-
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = chosen
-
-        def forward(self, images: Any) -> Any:
-            made = self.inner(**{name: images})
-            return getattr(made, "logits", made)
-
-    return Classifier()
+        return model
+    return _Classifier(model, next(iter(network.example)))
 
 
-def calibration_batches(
-    screen: Screen, network: Network, path: str | None, limit: int | None = 1024
-) -> list[Any] | None:
-    """A user's own images as batches the network takes, or None where none were given."""
-    if path is None:
-        return None
-    images = load_images(screen, network, path, "train", limit)
-    device = next(network.model.parameters()).device
+class _Classifier(nn.Module):
+    def __init__(self, inner: nn.Module, name: str) -> None:
+        super().__init__()
+        self.inner, self.name = inner, name
+
+    def forward(self, images: Any) -> Any:
+        outputs = self.inner(**{self.name: images})
+        return getattr(outputs, "logits", outputs)
+
+
+def own_inputs(screen: Screen, network: Network, path: str) -> list[Any]:
+    """A user's own images as batches the network takes."""
+    images = load_images(screen, network, path, "train", OWN_LIMIT)
+    device = device_of(network.model)
     batches = [x for x, _ in images.batches(64, network.mean, network.std, device)]
     if network.flatten:
         return [x.flatten(1) for x in batches]
     if isinstance(network.example, dict):
         return [{next(iter(network.example)): x} for x in batches]
     return batches
+
+
+def prepare(
+    screen: Screen,
+    network: Network,
+    *,
+    source: Source = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    residual: bool = False,
+    seed: int = 0,
+) -> lbyl.Prepared:
+    """The network traced, with what its statistics come from."""
+    inputs: Any = source
+    if isinstance(source, OwnImages):
+        inputs = own_inputs(screen, network, source.path)
+    with screen.stage("tracing"):
+        return lbyl.prepare(
+            network.model,
+            network.example,
+            include=include or "*",
+            exclude=exclude or (),
+            residual=residual,
+            data=inputs,
+            seed=seed,
+            progress=screen.progress,
+        )

@@ -1,17 +1,15 @@
-"""CIFAR-10 and CIFAR-100 in the layout torchvision downloads.
+"""CIFAR-10 and CIFAR-100 as torchvision downloads them, without running their pickles.
 
-Those files are pickles, and an ordinary unpickler runs whatever a pickle names. The official
-files need very little: built-in containers, strings, integers and uint8 arrays. So nothing that
-the file names is looked up at all. The few names which numpy writes for an array are answered by
-the inert stand-ins below, which check what they are given and copy plain bytes into an array;
-any other name is refused before anything is called. The worst a hostile file can do is fail.
+Unpickling calls whatever the file names, so torchvision's own classes are used for the file names
+only. Here no name in the file is looked up: the few that numpy writes for an array become `_Call`
+objects that store their arguments and are interpreted afterwards; any other name is refused.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,155 +17,103 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbyl.data.imageset import ImageSet
-from lbyl.data.pictures import sized
-from lbyl.exceptions import LbylError
+from lbyl.data.pictures import require, resized
+from lbyl.errors import LbylError
 
-_FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
-_FILES = {
-    ("cifar-10-batches-py", "test"): ("test_batch",),
-    ("cifar-10-batches-py", "train"): tuple(f"data_batch_{i}" for i in range(1, 6)),
-    ("cifar-100-python", "test"): ("test",),
-    ("cifar-100-python", "train"): ("train",),
-}
-_META = {
-    "cifar-10-batches-py": ("batches.meta", "label_names"),
-    "cifar-100-python": ("meta", "fine_label_names"),
-}
-_LABELS = {"cifar-10-batches-py": "labels", "cifar-100-python": "fine_labels"}
+_DATASETS = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
+_ALLOWED = re.compile(
+    r"numpy\.(ndarray|dtype)|numpy\._?core\.(multiarray\._reconstruct|numeric\._frombuffer)"
+    r"|_codecs\.encode"
+)
 
 
 def cifar_folders(root: Path) -> list[Path]:
-    """``root`` itself if it has one of the official names, else those found in it."""
-    if root.name in _FOLDERS:
+    """`root` itself if it has one of the official names, else the subfolders that have one."""
+    if root.name in _DATASETS:
         return [root]
-    return [root / name for name in _FOLDERS if (root / name).is_dir()]
+    return [root / name for name in _DATASETS if (root / name).is_dir()]
 
 
 def read_cifar(folder: Path, split: str, size: int | None = None) -> ImageSet:
-    """One split of the official Python version of CIFAR."""
-    kind = folder.name
-    batches = [_read(folder / name) for name in _FILES[kind, split]]
-    pixels = np.concatenate([_images(folder, batch) for batch in batches])
-    labels = [label for batch in batches for label in _labels(folder, batch, _LABELS[kind])]
-    return ImageSet(sized(pixels, size), labels, _class_names(folder), name=f"{kind} {split}")
+    """The "train" or "test" split in a folder of the official Python version."""
+    dataset = getattr(require("torchvision.datasets"), _DATASETS[folder.name])
+    files = dataset.train_list if split == "train" else dataset.test_list
+    pixels, labels = zip(*(_read_batch(folder / file) for file, _md5 in files))
+    images, name = np.concatenate(pixels), f"{folder.name} {split}"
+    classes = _class_names(folder / dataset.meta["filename"], dataset.meta["key"])
+    return ImageSet(resized(images, size, name), np.concatenate(labels), classes, name)
 
 
-def _images(folder: Path, batch: dict[str, Any]) -> NDArray[np.uint8]:
-    data = batch.get("data")
-    if not isinstance(data, _Array) or data.pixels is None:
-        raise LbylError(f"{folder}: a batch has no array named 'data'")
-    if data.pixels.ndim != 2 or data.pixels.shape[1] != 3 * 32 * 32:
-        raise LbylError(f"{folder}: 'data' must be (N, 3072), not {data.pixels.shape}")
-    # Stored channel by channel; everything here goes by pixel.
-    images: NDArray[np.uint8] = data.pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return images
-
-
-def _labels(folder: Path, batch: dict[str, Any], key: str) -> list[int]:
-    labels = batch.get(key)
-    if not isinstance(labels, list) or not all(isinstance(n, int) for n in labels):
-        raise LbylError(f"{folder}: a batch has no list of integers named {key!r}")
-    return labels
-
-
-def _class_names(folder: Path) -> list[str] | None:
-    file, key = _META[folder.name]
-    if not (folder / file).is_file():
+def _class_names(path: Path, key: str) -> list[str] | None:
+    if not path.is_file():
         return None
-    found = _read(folder / file).get(key)
-    if not isinstance(found, list):
-        raise LbylError(f"{folder / file} has no list named {key!r}")
-    return [_text(name) for name in found]
+    names = _read(path).get(key)
+    if not isinstance(names, list):
+        raise LbylError(f"{path} has no list named {key!r}")
+    return [_text(name) for name in names]
+
+
+def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (N, 32, 32, 3) and labels (N,) of one file."""
+    batch = _read(path)
+    data, labels = batch.get("data"), batch.get("labels", batch.get("fine_labels"))
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
+        raise LbylError(f"{path} has no array named 'data' of shape (N, 3072)")
+    if not isinstance(labels, list) or not all(type(n) is int and 0 <= n < 100 for n in labels):
+        raise LbylError(f"{path} has no list 'labels' or 'fine_labels' of integers from 0 to 99")
+    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(labels, np.int64)
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The dictionary in a CIFAR file: keys as text, arrays of bytes as numpy arrays."""
     if not path.is_file():
         raise LbylError(f"no file at {path}")
-    loaded = restricted_load(path.read_bytes(), str(path))
-    if not isinstance(loaded, dict):
-        raise LbylError(f"{path} does not hold a dictionary")
-    return {_text(key): value for key, value in loaded.items()}
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def restricted_load(data: bytes, name: str) -> Any:
-    """Unpickle built-in containers and uint8 arrays; refuse everything else."""
     try:
-        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    except LbylError as error:
-        raise LbylError(f"{name}: {error}") from error
+        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        if not isinstance(content, dict):
+            raise LbylError("it does not hold a dictionary")
+        return {_text(key): _value(value) for key, value in content.items()}
     except Exception as error:  # a damaged pickle can fail in any way at all
-        raise LbylError(f"{name} is not a readable CIFAR file: {error}") from error
+        raise LbylError(f"{path} is not a readable CIFAR file: {error}") from error
 
 
-class _Dtype:
-    """Stands for numpy's dtype: remembers its code, ignores the rest."""
+class _Call:
+    """A call that a pickle asks for: its arguments and the state set afterwards, never made."""
 
-    def __init__(self, code: Any, *_: Any) -> None:
-        self.code = _text(code)
+    args: tuple[Any, ...] = ()
+    state: Any = None
 
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and alignment: meaningless for single bytes."""
-
-
-class _Array:
-    """Stands for an array of bytes; empty until its state arrives."""
-
-    def __init__(self) -> None:
-        self.pixels: NDArray[np.uint8] | None = None
+    def __init__(self, *args: Any) -> None:
+        self.args = args
 
     def __setstate__(self, state: Any) -> None:
-        _version, shape, dtype, by_column, raw = state
-        self.fill(raw, dtype, shape, "F" if by_column else "C")
-
-    def fill(self, raw: Any, dtype: Any, shape: Any, order: Any) -> None:
-        if not isinstance(dtype, _Dtype) or dtype.code not in ("u1", "|u1", "uint8"):
-            raise LbylError("only arrays of unsigned bytes are accepted")
-        lengths = tuple(int(n) for n in shape)
-        plain = isinstance(raw, bytes | bytearray) and all(n >= 0 for n in lengths)
-        if not plain or len(raw) != math.prod(lengths):
-            raise LbylError(f"an array of shape {lengths} does not have that many bytes")
-        pixels = np.frombuffer(bytes(raw), dtype=np.uint8)
-        self.pixels = pixels.reshape(lengths, order="F" if order == "F" else "C")
+        self.state = state
 
 
-class _ArrayName:
-    """What the name ``numpy.ndarray`` gives: a mark to pass around, of no use otherwise."""
-
-
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
-
-
-def _from_buffer(raw: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> _Array:
-    array = _Array()
-    array.fill(raw, dtype, shape, order)
-    return array
-
-
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    # How Python 3 writes bytes in the old protocols: always by way of this one encoding.
-    if encoding not in ("latin1", "latin-1"):
-        raise LbylError(f"encoding {encoding!r} is not accepted")
-    return text.encode("latin1")
-
-
-_STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _ArrayName,
-    ("numpy", "dtype"): _Dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("_codecs", "encode"): _encode,
-}
-
-
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    # The one written in Python: a file of 13 bytes can make that in C reserve gigabytes.
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
-            raise LbylError(f"the file asks for {module}.{name}, which no image set needs; refused")
-        return _STAND_INS[module, name]
+        if not _ALLOWED.fullmatch(f"{module}.{name}"):
+            raise LbylError(f"it asks for {module}.{name}, which no image set needs; refused")
+        return type(name, (_Call,), {})  # a new class, so nothing outlives the file
+
+
+def _value(item: Any) -> Any:
+    """The bytes or array that a `_Call` describes; anything else as it is."""
+    if not isinstance(item, _Call):
+        return item
+    if type(item).__name__ == "encode":  # how Python 3 writes bytes in the old protocols
+        return item.args[0].encode("latin1")
+    if type(item).__name__ == "_reconstruct":
+        _version, shape, dtype, by_column, raw = item.state
+    else:
+        raw, dtype, shape, order = item.args[:4]
+        by_column = order == "F"
+    if _text(dtype.args[0]) not in ("u1", "|u1", "uint8"):
+        raise LbylError("only arrays of unsigned bytes are accepted")
+    return np.frombuffer(_value(raw), np.uint8).reshape(shape, order="F" if by_column else "C")
+
+
+def _text(item: Any) -> str:
+    value = _value(item)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,15 +1,14 @@
 """Images and labels in a fixed order, read batch by batch.
 
-A source is anything with a length that gives image ``i`` as uint8 of shape (H, W, C): an array
-does already. Encoded images are decoded only when their batch comes up, in a few threads (the
-decoders release the interpreter's lock), so memory holds two batches whatever the size of the set.
+Encoded images are decoded only when their batch comes up, in a few threads (the decoders release
+the interpreter's lock), so memory holds two batches whatever the size of the set.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
 
 Image = NDArray[np.uint8]  # (H, W, C)
 Batch = tuple[Tensor, Tensor | None]
 
 
 class Source(Protocol):
-    """Images by position."""
+    """Images by index, uint8 (H, W, C) each: an array (N, H, W, C) is one."""
 
     def __len__(self) -> int: ...
 
@@ -48,17 +47,13 @@ class ImageSet:
         self.name = name
         self.classes = None if classes is None else tuple(classes)
         self._source = source
-        self._all_labels = None if labels is None else np.asarray(labels, dtype=np.int64)
         self._indices = np.arange(len(source)) if indices is None else indices
-        if self._all_labels is not None:
-            self._check_labels(self._all_labels)
-
-    def _check_labels(self, labels: NDArray[np.int64]) -> None:
-        if labels.shape != (len(self._source),):
-            count = len(self._source)
-            raise LbylError(f"{self.name}: {count} images but labels of shape {labels.shape}")
-        if labels.size and labels.min() < 0:
-            raise LbylError(f"{self.name}: labels must not be negative (found {labels.min()})")
+        labels = None if labels is None else np.asarray(labels, dtype=np.int64)
+        self._all_labels = labels
+        if labels is not None and labels.shape != (len(source),):
+            raise LbylError(f"{name}: {len(source)} images but labels of shape {labels.shape}")
+        if labels is not None and labels.size and labels.min() < 0:
+            raise LbylError(f"{name}: labels must not be negative ({labels.min()})")
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -91,7 +86,7 @@ class ImageSet:
         """(C, H, W) of the first image."""
         if not len(self):
             raise LbylError(f"{self.name} holds no images")
-        height, width, channels = self._image(int(self._indices[0])).shape
+        height, width, channels = self._source[int(self._indices[0])].shape
         return channels, height, width
 
     def subset(self, n: int, seed: int = 0) -> ImageSet:
@@ -116,71 +111,52 @@ class ImageSet:
             raise LbylError(f"batch_size must be at least 1, not {batch_size}")
         if limit is not None and limit < 1:
             raise LbylError(f"limit must be at least 1, not {limit}")
-        return self._batches(batch_size, _Scale(mean, std, self.name), device, limit)
+        if len(mean) != len(std) or not len(mean) or min(std) <= 0:
+            raise LbylError(f"mean {tuple(mean)} and std {tuple(std)}: one positive std per mean")
+
+        def normalised() -> Iterator[Batch]:  # apart, so that wrong arguments are refused at once
+            for indices, images in self._arrays(self._indices[:limit], batch_size):
+                x = self._normalise(torch.from_numpy(images).to(device), mean, std)
+                labels = None if self._all_labels is None else self._all_labels[indices]
+                yield x, None if labels is None else torch.from_numpy(labels).to(device)
+
+        return normalised()
 
     def pixels(self, limit: int | None = None) -> Image:
         """The first ``limit`` images, or all, as they are: uint8 (N, H, W, C) in memory."""
-        order = self._indices[:limit]
-        if not len(order):
+        indices = self._indices[:limit]
+        if not len(indices):
             raise LbylError(f"{self.name} holds no images")
-        chunks = [order[i : i + 1000] for i in range(0, len(order), 1000)]
-        return np.concatenate(list(self._stacks(chunks)))
+        return np.concatenate([images for _, images in self._arrays(indices, 1000)])
 
-    def _batches(
-        self, batch_size: int, scale: _Scale, device: str | torch.device, limit: int | None
-    ) -> Iterator[Batch]:
-        order = self._indices[:limit]
-        chunks = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        for chunk, images in zip(chunks, self._stacks(chunks)):
-            labels = None if self._all_labels is None else self._all_labels[chunk]
-            target = None if labels is None else torch.from_numpy(labels).to(device)
-            yield scale(torch.from_numpy(images).to(device)), target
+    def _normalise(self, images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+        """uint8 NHWC to float NCHW; not by torchvision, which arrays of pixels do not need."""
+        channels = images.shape[-1]
+        if len(mean) not in (1, channels):
+            raise LbylError(f"{self.name}: images have {channels} channel(s), mean has {len(mean)}")
+        x = images.permute(0, 3, 1, 2).to(torch.float32).div_(255.0).contiguous()
+        x.sub_(torch.tensor(mean, device=x.device).view(1, -1, 1, 1))
+        return x.div_(torch.tensor(std, device=x.device).view(1, -1, 1, 1))
 
-    def _stacks(self, chunks: list[NDArray[np.int64]]) -> Iterator[Image]:
-        """The images of each chunk as one array (N, H, W, C), decoding one chunk ahead."""
+    def _arrays(self, indices: NDArray[np.int64], size: int) -> Iterator[tuple[Any, Image]]:
+        """(indices, images (N, H, W, C)) for each ``size`` indices, decoding one batch ahead."""
+        chunks = [indices[i : i + size] for i in range(0, len(indices), size)]
         if isinstance(self._source, np.ndarray):
-            yield from (self._source[chunk] for chunk in chunks)
+            yield from ((chunk, self._source[chunk]) for chunk in chunks)
             return
         pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-        ahead: list[list[Future[Image]]] = []
+        decoding: list[Iterator[Image]] = []
         try:
-            for chunk in chunks:
-                ahead.append([pool.submit(self._image, int(i)) for i in chunk])
-                if len(ahead) > 1:
-                    yield self._gather(ahead.pop(0))
-            if ahead:
-                yield self._gather(ahead.pop())
-        finally:  # also reached when the caller stops early: do not decode for nobody
+            for i, chunk in enumerate(chunks):
+                for ahead in chunks[i + len(decoding) : i + 2]:
+                    decoding.append(pool.map(self._source.__getitem__, ahead.tolist()))
+                yield chunk, self._stack(list(decoding.pop(0)))
+        finally:  # also reached when the caller stops early: what waits is not decoded
             pool.shutdown(cancel_futures=True)
 
-    def _image(self, index: int) -> Image:
-        image: Image = self._source[index]
-        return image
-
-    def _gather(self, futures: list[Future[Image]]) -> Image:
-        images = [future.result() for future in futures]
-        shapes = {image.shape for image in images}
+    def _stack(self, images: list[Image]) -> Image:
+        shapes = sorted({image.shape for image in images})
         if len(shapes) > 1:
-            two = " and ".join(str(shape) for shape in sorted(shapes)[:2])
+            two = f"{shapes[0]} and {shapes[1]}"
             raise LbylError(f"{self.name}: images differ in shape ({two}); load them with size=")
         return np.stack(images)
-
-
-class _Scale:
-    """uint8 NHWC to normalised float NCHW, on whatever device the images are."""
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float], name: str) -> None:
-        if len(mean) != len(std) or not len(mean) or min(std) <= 0:
-            raise LbylError(f"mean {tuple(mean)} and std {tuple(std)}: one positive std per mean")
-        self.mean, self.std, self.name = tuple(mean), tuple(std), name
-
-    def __call__(self, images: Tensor) -> Tensor:
-        channels = images.shape[-1]
-        if len(self.mean) not in (1, channels):
-            raise LbylError(
-                f"{self.name}: images have {channels} channel(s) but mean has {len(self.mean)}"
-            )
-        x = images.permute(0, 3, 1, 2).to(torch.float32).div_(255.0).contiguous()
-        mean = torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, device=x.device).view(1, -1, 1, 1)
-        return x.sub_(mean).div_(std)

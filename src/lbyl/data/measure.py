@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.data.imageset import ImageSet
-from lbyl.exceptions import LbylError
-from lbyl.zoo import NetworkInfo
-from lbyl.zoo import info as network_info
+from lbyl.errors import LbylError
+from lbyl.models.zoo import NetworkInfo
+from lbyl.models.zoo import info as network_info
+from lbyl.torchkit.run import device_of, evaluation_mode
 
-Progress = Callable[[int, int], None]  # (images done, images in all)
+Progress = Callable[[int, int], None]  # (images seen, images in all)
 
 
 def accuracy(
@@ -30,27 +31,27 @@ def accuracy(
 ) -> float:
     """Percentage of images (the first ``limit``) whose largest logit is that of their label.
 
-    The model runs in evaluation mode on ``device`` (where it already is unless said otherwise)
-    and is given back in the mode and on the device it was. ``flatten`` for networks that read
-    vectors.
+    The model runs in evaluation mode on ``device`` (default: where it is); its modes and its
+    device are restored afterwards. ``flatten`` is for networks that read vectors.
     """
     if data.labels is None:
         raise LbylError(f"{data.name} has no labels, so there is no accuracy to measure")
     if not len(data):
         raise LbylError(f"{data.name} holds no images")
     total = len(data) if limit is None else min(limit, len(data))
-    right = done = 0
-    with torch.inference_mode(), _evaluating(model, device) as place:
-        for images, labels in data.batches(batch_size, mean, std, place, limit):
+    correct = seen = 0
+    # Moved outside of inference mode, inside of which parameters would become inference tensors.
+    with _moved(model, device) as target, evaluation_mode(model), torch.inference_mode():
+        for images, labels in data.batches(batch_size, mean, std, target, limit):
             assert labels is not None  # checked above
             logits = model(images.flatten(1) if flatten else images)
-            if not done:
+            if not seen:
                 _check_classes(logits, data)
-            right += int((logits.argmax(1) == labels).sum())
-            done += len(labels)
+            correct += int((logits.argmax(1) == labels).sum())
+            seen += len(labels)
             if progress is not None:
-                progress(done, total)
-    return 100.0 * right / done
+                progress(seen, total)
+    return 100.0 * correct / seen
 
 
 def evaluate(
@@ -64,43 +65,35 @@ def evaluate(
 ) -> float:
     """:func:`accuracy` with the normalisation and input shape of a registered network."""
     info = network_info(network) if isinstance(network, str) else network
-    shape = data.image_shape
-    wanted = info.input_shape
-    if (math.prod(shape),) != wanted if info.flatten else shape != wanted:
-        hint = "" if info.flatten else f" (load them with size={wanted[-1]}?)"
-        raise LbylError(f"{data.name}: images are {shape} but {info.name} reads {wanted}{hint}")
+    shape, expected = data.image_shape, info.input_shape
+    if (math.prod(shape),) != expected if info.flatten else shape != expected:
+        hint = "" if info.flatten else f" (load them with size={expected[-1]}?)"
+        raise LbylError(f"{data.name}: images are {shape} but {info.name} reads {expected}{hint}")
     return accuracy(
         model, data, info.mean, info.std, batch_size, device, limit, info.flatten, progress
     )
 
 
 @contextmanager
-def _evaluating(
-    model: nn.Module, device: str | torch.device | None
-) -> Iterator[str | torch.device]:
-    """Evaluation mode on a device; afterwards every module has its own mode and place again."""
-    tensor = next(model.parameters(), None)
-    home = torch.device("cpu") if tensor is None else tensor.device
-    place = home if device is None else torch.device(device)
-    modes = [(module, module.training) for module in model.modules()]
+def _moved(model: nn.Module, device: str | torch.device | None) -> Iterator[torch.device]:
+    """The model on `device` inside (None: where it is), back on its own device afterwards."""
+    original = device_of(model)
+    target = original if device is None else torch.device(device)
     try:
-        if place != home:
-            model.to(place)
-        model.eval()
-        yield place
+        if target != original:
+            model.to(target)
+        yield target
     finally:
-        for module, mode in modes:
-            module.training = mode
-        if place != home:
-            model.to(home)
+        if target != original:
+            model.to(original)
 
 
 def _check_classes(logits: Tensor, data: ImageSet) -> None:
-    """Refuse labels that cannot be about these logits.
+    """Refuse labels of another data set than the logits.
 
     Without class names, labels reaching less far than the logits may just be few images; but
-    where that many images of all classes would all but never miss the last ones (one chance in a
-    thousand million), they belong to another data set.
+    where that many images drawn from all classes would miss the last ones with a probability
+    below 1e-9, they belong to another data set.
     """
     if logits.ndim != 2:
         raise LbylError(f"the model gives shape {tuple(logits.shape)}, not (images, classes)")

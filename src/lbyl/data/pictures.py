@@ -1,112 +1,119 @@
-"""Turning encoded pictures into uint8 arrays, resized in the usual way for ImageNet."""
+"""Encoded pictures as uint8 arrays, resized as usual for ImageNet; folders of them."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lbyl.data.imageset import Image, Source
-from lbyl.exceptions import LbylError
+from lbyl.data.imageset import Image, ImageSet, Source
+from lbyl.errors import LbylError
 
-if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-
-
-class FilePictures:
-    """Picture files, decoded when asked for."""
-
-    def __init__(self, paths: list[Path], size: int | None) -> None:
-        self.paths, self.size = paths, size
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int, /) -> Image:
-        path = self.paths[index]
-        return decode(path.read_bytes(), self.size, str(path))
+_DEFAULT_SIZE = 224
+_MAX_PIXELS = 64_000_000
+_SPLITS = {"test": ("test", "val"), "train": ("train",)}
 
 
-class BlobPictures:
-    """Pictures laid end to end in one array of bytes: number i lies between two offsets."""
+def require(module: str) -> Any:
+    """A module of the optional extra `vision`."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise LbylError(f"these images need {package}: pip install lbyl[vision]") from error
 
-    def __init__(
-        self, blob: NDArray[np.uint8], offsets: NDArray[Any], size: int | None, name: str
-    ) -> None:
-        self.blob, self.offsets, self.size, self.name = blob, offsets, size, name
+
+@dataclass(frozen=True)
+class LazyImages:
+    """`count` images, of which number i is read by `read(i)` when asked for."""
+
+    count: int
+    read: Callable[[int], Image]
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self.count
 
     def __getitem__(self, index: int, /) -> Image:
-        data = self.blob[self.offsets[index] : self.offsets[index + 1]].tobytes()
-        return decode(data, self.size, f"{self.name}, image {index}")
+        return self.read(index)
 
 
-class ResizedArray:
-    """An array of images, each brought to a given size when asked for."""
+def read_folder(root: Path, split: str, size: int | None = None) -> ImageSet:
+    """Pictures of `root`, or of its subfolder for the split: a folder a class, or unlabelled."""
+    module = require("torchvision.datasets.folder")
+    suffixes = (*module.IMG_EXTENSIONS, ".gif")
 
-    def __init__(self, images: Image, size: int) -> None:
-        self.images, self.size = images, size
+    def is_picture(path: str) -> bool:
+        return path.lower().endswith(suffixes) and not Path(path).name.startswith(".")
 
-    def __len__(self) -> int:
-        return len(self.images)
+    folder = next((root / s for s in _SPLITS[split] if (root / s).is_dir()), root)
+    entries = sorted(folder.iterdir())
+    classes = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+    samples = classes and module.make_dataset(  # which refuses to look for no class at all
+        folder, {c: i for i, c in enumerate(classes)}, is_valid_file=is_picture, allow_empty=True
+    )
+    if samples:
+        paths, labels = zip(*samples)
+        return ImageSet(_files(paths, size), labels, classes, str(folder))
+    flat = [str(entry) for entry in entries if entry.is_file() and is_picture(str(entry))]
+    if not flat:
+        raise LbylError(
+            f"{folder} holds nothing readable: expected pictures ({', '.join(suffixes)}), "
+            "class subfolders of them, idx files, or torchvision's CIFAR folders"
+        )
+    return ImageSet(_files(flat, size), None, name=str(folder))
 
-    def __getitem__(self, index: int, /) -> Image:
-        pillow = _pillow()
-        image = self.images[index]
-        grey = image.shape[-1] == 1
-        picture = pillow.fromarray(image[..., 0] if grey else image)
-        return _pixels(fit(picture, self.size))
+
+def _files(paths: Any, size: int | None) -> Source:
+    size = size or _DEFAULT_SIZE
+    return LazyImages(len(paths), lambda i: decode(Path(paths[i]).read_bytes(), size, paths[i]))
 
 
-def sized(images: Image, size: int | None) -> Source:
-    """The images (N, H, W, C) at ``size``, or untouched where there is nothing to do."""
+def resized(images: Image, size: int | None, name: str) -> Source:
+    """The images (N, H, W, C) at `size`, or untouched where there is nothing to do."""
+    if 0 in images.shape[1:]:
+        raise LbylError(f"{name}: images of shape {images.shape[1:]} have no pixels")
     if size is None or images.shape[1:3] == (size, size):
         return images
-    return ResizedArray(images, size)
+    pillow, side = require("PIL.Image"), size
+
+    def read(index: int) -> Image:
+        image = images[index]
+        picture = pillow.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+        return _resize(picture, side, f"{name}, image {index}")
+
+    return LazyImages(len(images), read)
 
 
 def decode(data: bytes, size: int | None, name: str) -> Image:
-    """An encoded picture as RGB."""
-    pillow = _pillow()
+    """An encoded picture as RGB, at `size` where one is given."""
+    pillow = require("PIL.Image")
     try:
         with pillow.open(io.BytesIO(data)) as opened:
             picture = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise LbylError(f"{name} is not a readable picture: {error}") from error
-    return _pixels(picture if size is None else fit(picture, size))
+    return np.array(picture) if size is None else _resize(picture, size, name)
 
 
-def fit(picture: Picture, size: int) -> Picture:
-    """Shorter side to 256/224 of ``size``, then the middle ``size`` × ``size``.
+def _resize(picture: Any, size: int, name: str) -> Image:
+    """Shorter side to 256/224 of `size`, then the `size` × `size` at the centre.
 
     A picture that has the wanted size already was prepared before, and stays as it is.
     """
-    if picture.size == (size, size):
-        return picture
-    short = int(256 * size / 224)
-    width, height = picture.size
-    if width <= height:
-        wide, high = short, int(short * height / width)
-    else:
-        wide, high = int(short * width / height), short
-    picture = picture.resize((wide, high), _pillow().Resampling.BILINEAR)
-    left, top = round((wide - size) / 2), round((high - size) / 2)
-    return picture.crop((left, top, left + size, top + size))
-
-
-def _pixels(picture: Picture) -> Image:
+    if picture.size != (size, size):
+        short = int(256 * size / 224)
+        # A line one pixel wide would grow to gigabytes: its length is scaled as its width is.
+        if short * short * max(picture.size) / min(picture.size) > _MAX_PIXELS:
+            raise LbylError(
+                f"{name}: {picture.width} × {picture.height} pixels, with the shorter side resized "
+                f"to {short}, would be more than {_MAX_PIXELS:,} pixels"
+            )
+        functional = require("torchvision.transforms.v2.functional")
+        picture = functional.center_crop(functional.resize(picture, [short]), [size, size])
     pixels = np.array(picture, dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image as pillow
-    except ImportError as error:
-        raise LbylError("reading pictures needs Pillow: pip install lbyl[vision]") from error
-    return pillow

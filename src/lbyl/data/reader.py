@@ -1,16 +1,14 @@
-"""One door to every kind of image set: what a path holds decides how it is read."""
+"""`load`: what lies at a path decides how it is read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from lbyl.data.arrays import idx_folders, read_digits, read_idx, read_npz
 from lbyl.data.cifar import cifar_folders, read_cifar
-from lbyl.data.digits import read_digits
-from lbyl.data.folder import read_folder
-from lbyl.data.idx import idx_folders, read_idx, read_idx_file
 from lbyl.data.imageset import ImageSet
-from lbyl.data.npz import read_npz
-from lbyl.exceptions import LbylError
+from lbyl.data.pictures import read_folder
+from lbyl.errors import LbylError
 
 _SPLITS = {"test": "test", "val": "test", "train": "train"}
 
@@ -26,32 +24,28 @@ def load(path: str | Path, split: str = "test", size: int | None = None) -> Imag
     """
     if split not in _SPLITS:
         raise LbylError(f"split must be 'test', 'val' or 'train', not {split!r}")
+    split = _SPLITS[split]
     if size is not None and size < 1:
         raise LbylError(f"size must be at least 1, not {size}")
     if path == "digits":
-        return read_digits(_SPLITS[split], size)
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return _load_folder(place.resolve(), _SPLITS[split], size)
-    if place.is_file():
-        return _load_file(place, size)
-    raise LbylError(f"there is no file or folder at {place}")
-
-
-def _load_file(path: Path, size: int | None) -> ImageSet:
+        return read_digits(split, size)
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return _load_folder(path.resolve(), split, size)
+    if not path.is_file():
+        raise LbylError(f"there is no file or folder at {path}")
     if path.suffix == ".npz":
         return read_npz(path, size)
     if "-images" in path.name and "idx3-ubyte" in path.name:
-        return read_idx_file(path, size)
+        return read_idx(path, split, size)
     raise LbylError(f"{path}: an image file set must be .npz or *-images-idx3-ubyte[.gz]")
 
 
 def _load_folder(root: Path, split: str, size: int | None) -> ImageSet:
     idx, cifar = idx_folders(root), cifar_folders(root)
-    found = idx + cifar
-    if len(found) > 1:
-        places = ", ".join(str(place) for place in found)
-        raise LbylError(f"{root} holds several image sets; give the path of one: {places}")
+    if len(idx + cifar) > 1:
+        folders = ", ".join(str(folder) for folder in idx + cifar)
+        raise LbylError(f"{root} holds several image sets; give the path of one: {folders}")
     if idx:
         return read_idx(idx[0], split, size)
     if cifar:

@@ -14,12 +14,12 @@ from typing import Any
 from lbyl.report.numbers import finite, short
 
 WIDTH = 1044.0  # that of the page, so that letters have their size
-NARROW = 760.0  # for charts with few places, which also fit a phone
+NARROW = 760.0  # for charts with few positions, which also fit a phone
 LEFT, RIGHT, TOP = 48.0, 12.0, 12.0
 # Methods of the papers have a look of their own; others take what is left, in order.
 LOOKS = {"none": 0, "neuron-merging": 1, "lbyl": 2, "echo": 3, "fold": 4, "moments": 5}
 LOOK_COUNT = 8
-SPREAD = 20.0  # largest over median from which an axis is logarithmic
+LOGARITHMIC_FROM = 20.0  # largest over median
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Bar:
     x: float
     width: float
     full: tuple[float, float]  # top and height of the whole
-    part: tuple[float, float]  # of what stays
+    part: tuple[float, float]  # of what is kept
     tip: str
 
 
@@ -84,11 +84,11 @@ class Chart:
 
 def looks(names: Sequence[str]) -> dict[str, int]:
     """Name → number of its colour and marker."""
-    found = {name: LOOKS[name] for name in names if name in LOOKS}
-    free = [i for i in reversed(range(LOOK_COUNT)) if i not in found.values()]
-    for place, name in enumerate(n for n in names if n not in LOOKS):
-        found[name] = free[place % len(free)] if free else place % LOOK_COUNT
-    return found
+    look = {name: LOOKS[name] for name in names if name in LOOKS}
+    unused = [i for i in reversed(range(LOOK_COUNT)) if i not in look.values()]
+    for index, name in enumerate(n for n in names if n not in LOOKS):
+        look[name] = unused[index % len(unused)] if unused else index % LOOK_COUNT
+    return look
 
 
 def nice_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
@@ -112,9 +112,9 @@ class Scale:
     ticks: tuple[float, ...]
     logarithmic: bool = False
 
-    def share(self, value: float) -> float:
+    def fraction(self, value: float) -> float:
         if self.logarithmic:
-            value = max(value, self.low)  # zero has no place of its own: it lies on the axis
+            value = max(value, self.low)  # zero has no logarithm: it lies on the axis
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
@@ -122,27 +122,31 @@ class Scale:
 def fitting_scale(values: Sequence[float], wanted: int = 4) -> Scale:
     """Linear from zero, unless a few values would press all others flat."""
     positive = sorted(v for v in values if v > 0)
-    if positive and min(values) >= 0 and positive[-1] > SPREAD * positive[len(positive) // 2]:
+    if (
+        positive
+        and min(values) >= 0
+        and positive[-1] > LOGARITHMIC_FROM * positive[len(positive) // 2]
+    ):
         low = math.floor(math.log10(positive[0]))
         high = max(math.ceil(math.log10(positive[-1])), low + 1)
         step = math.ceil((high - low) / 6)
-        ticks = tuple(10.0**power for power in range(low, high + 1, step))
-        return Scale(10.0**low, 10.0**high, ticks, True)
-    found = nice_ticks(min([0.0, *values]), max(values, default=1.0), wanted)
-    return Scale(found[0], found[-1], tuple(found))
+        powers = tuple(10.0**power for power in range(low, high + 1, step))
+        return Scale(10.0**low, 10.0**high, powers, True)
+    ticks = nice_ticks(min([0.0, *values]), max(values, default=1.0), wanted)
+    return Scale(ticks[0], ticks[-1], tuple(ticks))
 
 
 def kept_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
-    """Bars by unit: channels there were, and those that stay."""
+    """Bars by unit: channels there were, and those kept."""
     names = [str(row["unit"]) for row in rows]
     frame = _frame(names)
     ticks = nice_ticks(0, max([row["channels"] for row in rows] + [1]))
     scale = Scale(ticks[0], ticks[-1], tuple(ticks))
     bars = []
-    for row, x in zip(rows, frame.places):
+    for row, x in zip(rows, frame.positions):
         full, part = (frame.y(row[key], scale) for key in ("channels", "kept"))
-        share = 100 * row["kept"] / max(1, row["channels"])
-        tip = f"{row['unit']}: {row['kept']} of {row['channels']} channels stay ({share:.0f} %)"
+        percent = 100 * row["kept"] / max(1, row["channels"])
+        tip = f"{row['unit']}: {row['kept']} of {row['channels']} channels kept ({percent:.0f} %)"
         wide = min(frame.step * 0.72, 72.0)
         bars.append(
             Bar(
@@ -170,9 +174,10 @@ def error_chart(
     for method, rows in table.items():
         points = [
             (x, rows.get(unit), f"{method}, {unit}: {short(rows.get(unit))}")
-            for unit, x in zip(units, frame.places)
+            for unit, x in zip(units, frame.positions)
         ]
-        series.append(_line(method, style[method], points, frame, scale))
+        if any(value is not None for _, value, _ in points):
+            series.append(_line(method, style[method], points, frame, scale))
     return frame.chart(title, note, scale, series=tuple(series))
 
 
@@ -187,8 +192,8 @@ def ratio_chart(
     reference = [original] if original is not None and values else []
     ticks = nice_ticks(min([0.0, *values]), max([*values, *reference], default=1.0), 5)
     scale = Scale(ticks[0], ticks[-1], tuple(ticks))
-    frame = _Frame([str(r) for r in ratios], NARROW, 340.0, 52.0, _spread(ratios, NARROW), False)
-    where = dict(zip(ratios, frame.places))
+    frame = _Frame([str(r) for r in ratios], NARROW, 340.0, 52.0, _along(ratios, NARROW), False)
+    position_of = dict(zip(ratios, frame.positions))
     series = []
     for name in style:
         points = []
@@ -196,20 +201,22 @@ def ratio_chart(
             ratio, value = finite(row.get("ratio")), finite(row.get(key))
             if own == name and ratio is not None:
                 tip = f"{name} at ratio {ratio:g}: {short(value)}"
-                points.append((where[ratio], value, tip))
+                points.append((position_of[ratio], value, tip))
         series.append(_line(name, style[name], sorted(points, key=lambda p: p[0]), frame, scale))
     line = None
     if reference:
         line = Tick(frame.y(reference[0], scale), f"original {short(reference[0])}")
-    return frame.chart(title, "", scale, series=tuple(series), line=line, x_title="ratio removed")
+    return frame.chart(title, "", scale, series=tuple(series), line=line, x_title="ratio pruned")
 
 
 def series_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What each row of a comparison is called: its criterion is said only where there are more."""
-    criteria = {str(row.get("criterion", "")) for row in rows}
+    criteria = {row["criterion"] for row in rows if row.get("criterion")}
     many = len(criteria) > 1
     return [
-        f"{row.get('method', '?')} ({row.get('criterion', '')})" if many else str(row.get("method"))
+        f"{row.get('method', '?')} ({row['criterion']})"
+        if many and row.get("criterion")
+        else str(row.get("method"))
         for row in rows
     ]
 
@@ -222,7 +229,7 @@ class _Frame:
     width: float
     height: float
     foot: float
-    places: list[float]
+    positions: list[float]
     slanted: bool
 
     @property
@@ -234,13 +241,13 @@ class _Frame:
         return (self.width - LEFT - RIGHT) / max(1, len(self.names))
 
     def y(self, value: float, scale: Scale) -> float:
-        return round(self.bottom - scale.share(value) * (self.bottom - TOP), 2)
+        return round(self.bottom - scale.fraction(value) * (self.bottom - TOP), 2)
 
     def chart(self, title: str, note: str, scale: Scale, **parts: Any) -> Chart:
         every = math.ceil(len(self.names) / 64)
         x_ticks = tuple(
             Tick(round(x, 2), shortened(name))
-            for i, (name, x) in enumerate(zip(self.names, self.places))
+            for i, (name, x) in enumerate(zip(self.names, self.positions))
             if i % every == 0
         )
         y_ticks = tuple(Tick(self.y(v, scale), short(v)) for v in scale.ticks)
@@ -257,11 +264,12 @@ def _frame(names: Sequence[str]) -> _Frame:
     longest = max([len(shortened(name)) for name in names] + [1])
     slanted = longest * 7.0 > step - 6
     foot = 18 + (longest * 4.8 if slanted else 8)
-    places = [LEFT + (i + 0.5) * step for i in range(len(names))]
-    return _Frame(names, width, 224.0 + foot, foot, places, slanted)
+    positions = [LEFT + (i + 0.5) * step for i in range(len(names))]
+    return _Frame(names, width, 224.0 + foot, foot, positions, slanted)
 
 
-def _spread(values: Sequence[float], width: float) -> list[float]:
+def _along(values: Sequence[float], width: float) -> list[float]:
+    """Positions of values along the horizontal axis."""
     inner = width - LEFT - RIGHT
     if len(values) < 2:
         return [LEFT + inner / 2 for _ in values]

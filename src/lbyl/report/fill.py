@@ -2,95 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lbyl.errors import errors
-from lbyl.estimate import moment_ware
-from lbyl.record import Inputs
+from lbyl.api import Prepared
+from lbyl.graph.weights import unit_weights
+from lbyl.methods import Method, registry
+from lbyl.planning.plan import Plan
+from lbyl.planning.task import Task
 from lbyl.report.heatmap import downsample
-from lbyl.restore import Method, methods
+from lbyl.restoring.error_terms import error_terms, moment_ware
+from lbyl.restoring.rewrite import restore
 from lbyl.result import Result
-from lbyl.statistics import Statistics, collect
-from lbyl.statistics.analytic import analytic_statistics
-from lbyl.weights import unit_weights
+from lbyl.statistics.moments import Statistics
 
 COMPARED = ("none", "neuron-merging", "lbyl", "echo")
+"""The methods that are shown side by side unless others are named."""
 
 
 def gather(
-    model: nn.Module,
-    example_inputs: Inputs,
-    result: Result,
-    methods: Sequence[str | Method] = COMPARED,
-    *,
-    statistics: Statistics | None = None,
+    prepared: Prepared, result: Result, methods: Sequence[str | Method] = COMPARED
 ) -> dict[str, Any]:
     """Arguments for `write_report`: errors of other methods under the same plan, and deliveries.
 
-    `model` is the original. Statistics are collected (without data) only where a method needs
-    them and none are given; with them the reconstruction error of activations is told as well.
+    `prepared` is the original network that `result` was made from. Where a method needs statistics
+    they are collected, unless they have been; the errors of all methods are then told on them.
     """
-    chosen = [_resolve(method) for method in methods]
-    own = _used(result)
-    if statistics is None and any(_measures(m) for m in [*chosen, own]):
-        statistics = collect(model, example_inputs, graph=result.graph)
-    comparing = _Comparing(model, result, statistics)
+    own = registry.resolve(dict(result.method))
     # What was done is shown as it was done, not as a method of that name would do by default.
-    everyone = {m.name: m for m in [*chosen, own]}
-    rows = {name: comparing.rows(method) for name, method in everyone.items()}
-    return {"errors": rows, "delivery": comparing.matrices(own)}
+    by_name = {m.name: m for m in (*map(registry.resolve, methods), own)}
+    tasks = {name: Task.of(result.plan, None, method, None) for name, method in by_name.items()}
+    common = common_statistics(prepared, list(tasks.values()))
+    errors, delivery = {}, {}
+    for name, task in tasks.items():
+        known = prepared.needed(task) or common
+        pruned = _pruned(result.plan)
+        matrices = _matrices(prepared, task.method, pruned, known)
+        if task.method is own:
+            told = {row.unit: row.error for row in result.rows} if known is common else {}
+            delivery = {unit: downsample(matrix.cpu()) for unit, matrix in matrices.items()}
+        else:
+            told = consumer_errors(prepared, result.plan, task.method, common)
+        errors[name] = _rows(prepared, task.method, pruned, matrices, told, common)
+    return {"errors": errors, "delivery": delivery}
 
 
-def _resolve(method: Any) -> Method:
-    return methods.resolve(method)
+def common_statistics(prepared: Prepared, tasks: Sequence[Task]) -> Statistics | None:
+    """The statistics on which the errors of several tasks can be compared.
+
+    They come from running the network, not from its weights; None where no task needs any.
+    """
+    needed = (prepared.needed(task) for task in tasks)
+    return next((s for s in needed if s is not None and s.source != "analytic"), None)
 
 
-def _used(result: Result) -> Method:
-    """The method with its options, where the plan was made for it; plans can also be given."""
-    told = dict(result.plan.method)
-    return _resolve(told if told.get("name") == result.method else result.method)
+def consumer_errors(
+    prepared: Prepared, plan: Plan, method: Method, statistics: Statistics | None
+) -> dict[str, float | None]:
+    """Unit → the error at its consumers' outputs under a method; empty without statistics.
+
+    Also empty for methods whose errors these statistics do not tell: those that go by statistics
+    of another kind, and those that change kept channels, of which the moments are not known.
+    """
+    own = prepared.needed(Task.of(plan, None, method, None))
+    if statistics is None or (own is not None and own is not statistics):
+        return {}
+    restored = restore(prepared.model, prepared.graph, plan, method, statistics)
+    if any(delivery.merge is not None for delivery in restored.deliveries.values()):
+        return {}
+    return {unit: restored.error_of(prepared.graph[unit]) for unit in _pruned(plan)}
 
 
-def _measures(method: Method) -> bool:
-    return method.needs_statistics and not method.analytic
+def _pruned(plan: Plan) -> dict[str, Tensor]:
+    """Unit → kept channels, of units that lose any."""
+    return {name: kept for name, kept in plan.kept.items() if len(kept) < plan.channels[name]}
 
 
-class _Comparing:
-    """Several methods under one plan."""
+def _matrices(
+    prepared: Prepared,
+    method: Method,
+    pruned: Mapping[str, Tensor],
+    statistics: Statistics | None,
+) -> dict[str, Tensor]:
+    """Unit → delivery matrix (channels × kept)."""
+    weights = unit_weights(prepared.graph, prepared.model)
+    with torch.no_grad():
+        return {
+            name: method.deliver(weights[name], kept, statistics).matrix
+            for name, kept in pruned.items()
+        }
 
-    def __init__(self, model: nn.Module, result: Result, statistics: Statistics | None) -> None:
-        plan = result.plan
-        self.model, self.graph, self.statistics = model, result.graph, statistics
-        self.weights = unit_weights(result.graph, model)
-        self.pruned = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
 
-    def deliveries(self, method: Method) -> dict[str, Tensor]:
-        """Unit → delivery matrix, from the statistics that the method goes by."""
-        known = self.statistics
-        if method.analytic:
-            known = analytic_statistics(self.model, self.graph)
-        with torch.no_grad():
-            return {
-                name: method.deliver(self.weights[name], kept, known).matrix
-                for name, kept in self.pruned.items()
-            }
-
-    def matrices(self, method: Method) -> dict[str, Tensor]:
-        """Small enough to paint."""
-        return {n: downsample(matrix.cpu()) for n, matrix in self.deliveries(method).items()}
-
-    def rows(self, method: Method) -> list[dict[str, Any]]:
-        """What the method leaves behind in every unit."""
-        rows = []
-        for name, matrix in self.deliveries(method).items():
-            weights, kept = self.weights[name], self.pruned[name]
-            row = {"unit": name, **asdict(errors(weights, kept, matrix))}
-            if self.statistics is not None:
-                row["ware"] = moment_ware(weights, kept, matrix, self.statistics)
-            rows.append(row)
-        return rows
+def _rows(
+    prepared: Prepared,
+    method: Method,
+    pruned: Mapping[str, Tensor],
+    matrices: Mapping[str, Tensor],
+    errors: Mapping[str, float | None],
+    statistics: Statistics | None,
+) -> list[dict[str, Any]]:
+    """What the method misses in every unit; RE, BE and ‖s‖ only where its matrix is written."""
+    weights = unit_weights(prepared.graph, prepared.model)
+    rows = []
+    for name, kept in pruned.items():
+        row: dict[str, Any] = {"unit": name, "error": errors.get(name)}
+        if method.by_unit:
+            row |= asdict(error_terms(weights[name], kept, matrices[name]))
+        if statistics is not None:
+            row["ware"] = moment_ware(weights[name], kept, matrices[name], statistics)
+        rows.append(row)
+    return rows

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
 
 LIMIT = 128  # rows and columns that are painted
 

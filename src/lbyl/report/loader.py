@@ -1,33 +1,36 @@
 """A short program that loads a saved slim network with torch and safetensors alone.
 
-What the design must satisfy: it is right for exactly this network and says nothing about layers
-that it does not have; it can be pasted anywhere, so it imports nothing of this package.
+What the design must satisfy: it can be pasted anywhere, so it imports nothing of this package; and
+what makes attributes such as `out_channels` true is the package's own code, not written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from types import FunctionType
 
 from torch import nn
 
-from lbyl.io import MODEL
-from lbyl.leaves import sizes_of
+from lbyl.graph.declare import sizes_of
 from lbyl.result import Result
+from lbyl.storage import MODEL
+from lbyl.surgery import refit
 
-HEAD = '''"""Load the slim network; needs only torch and safetensors."""
+PROGRAM = '''"""Load the slim network; needs only torch and safetensors."""
+
+import copy
 
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 {build}
 
 
 def load_slim(model, path):
     """Give a freshly built network of the original size the slim tensors."""
-    slim, made = load_file(path), {{}}
+    slim, made, original = load_file(path), {{}}, copy.deepcopy(model)
     names = {{id(t): n for n, t in [*model.named_parameters(), *model.named_buffers()]}}
     for prefix, module in model.named_modules():
-        before = getattr(module, "weight", None)
         for table in (module._parameters, module._buffers):
             for key, old in table.items():
                 name = names.get(id(old), f"{{prefix}}.{{key}}".lstrip("."))
@@ -35,40 +38,21 @@ def load_slim(model, path):
                     value = slim[name] if old is None else slim[name].to(old)
                     made[name] = value if table is module._buffers else nn.Parameter(value)
                 table[key] = made.get(name, old)
-        refit(module, before)
     if missing := slim.keys() - made.keys():
         raise ValueError(f"this is another network: it has no {{sorted(missing)[:3]}}")
+    refit_attributes(model, original)
     return model
-'''
 
-FOOT = """
+
+{refit}
+
+def sizes_of(kind):
+    """Attributes of a class that hold a number of channels, with the tensor they follow."""
+    return {sizes}.get(kind.__name__, {{}})
+
+
 model = load_slim({make}, "{path}").eval()
-"""
-
-CONV = """    if isinstance(module, nn.modules.conv._ConvNd):
-        rows, columns = module.weight.shape[:2]
-        module.groups = module.groups * rows // before.shape[0] if module.groups > 1 else 1
-        out, into = (columns, rows) if module.transposed else (rows, columns)
-        module.out_channels = out * (module.groups if module.transposed else 1)
-        module.in_channels = into * (1 if module.transposed else module.groups)
-"""
-LINEAR = """    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-"""
-BATCH_NORM = """    if isinstance(module, nn.modules.batchnorm._NormBase):
-        sized = module.weight if module.weight is not None else module.running_mean
-        module.num_features = module.num_features if sized is None else len(sized)
-"""
-GROUP_NORM = """    if isinstance(module, nn.GroupNorm) and module.weight is not None:
-        size = module.num_channels // module.num_groups
-        module.num_channels, module.num_groups = len(module.weight), len(module.weight) // size
-"""
-PRELU = """    if isinstance(module, nn.PReLU):
-        module.num_parameters = len(module.weight)
-"""
-TRANSPOSED_LINEAR = """    if type(module).__name__ == "Conv1D":
-        module.nx, module.nf = module.weight.shape
-"""
+'''
 
 
 def loader_snippet(result: Result, path: str = MODEL, build: str | None = None) -> str:
@@ -78,13 +62,29 @@ def loader_snippet(result: Result, path: str = MODEL, build: str | None = None) 
     the original size as `original`; by default its class is imported and made without arguments.
     """
     lines, make = _construction(result.model) if build is None else (build.strip(), "original")
-    refit = "".join(_cases(result.model)) or "    pass\n"
-    head = HEAD.format(build=lines)
-    function = (
-        f'\n\ndef refit(module, before):\n    """Make sizes say what tensors are."""\n{refit}\n'
+    return PROGRAM.format(
+        build=lines,
+        refit=_refit_source(),
+        sizes=_declared_sizes(result.model),
+        make=make,
+        path=path.replace("\\", "/").replace('"', '\\"'),
     )
-    shown = path.replace("\\", "/").replace('"', '\\"')
-    return head + function + FOOT.format(make=make, path=shown)
+
+
+def _refit_source() -> str:
+    """The functions of `lbyl.surgery.refit`, as they stand there."""
+    functions = [
+        value
+        for value in vars(refit).values()
+        if isinstance(value, FunctionType) and value.__module__ == refit.__name__
+    ]
+    return "\n\n".join(inspect.getsource(function) for function in functions)
+
+
+def _declared_sizes(model: nn.Module) -> dict[str, dict[str, str]]:
+    """What was declared of this network's classes: class → attribute → tensor."""
+    kinds = {type(module) for module in model.modules()}
+    return {k.__name__: sizes_of(k) for k in sorted(kinds, key=str) if sizes_of(k)}
 
 
 def _construction(model: nn.Module) -> tuple[str, str]:
@@ -99,28 +99,3 @@ def _construction(model: nn.Module) -> tuple[str, str]:
         )
     outer = kind.__qualname__.split(".")[0]
     return f"from {kind.__module__} import {outer}", f"{kind.__qualname__}()"
-
-
-def _cases(model: nn.Module) -> Iterable[str]:
-    """The lines that refit each kind of layer this network has."""
-    modules = list(model.modules())
-    known: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
-        (nn.modules.conv._ConvNd, CONV),
-        (nn.Linear, LINEAR),
-        (nn.modules.batchnorm._NormBase, BATCH_NORM),
-        (nn.GroupNorm, GROUP_NORM),
-        (nn.PReLU, PRELU),
-    ]
-    for kind, lines in known:
-        if any(isinstance(module, kind) for module in modules):
-            yield lines
-    if any(type(m).__name__ == "Conv1D" and hasattr(m, "nf") for m in modules):
-        yield TRANSPOSED_LINEAR
-    for name in dict.fromkeys(type(m).__name__ for m in modules if sizes_of(type(m))):
-        yield f'    if type(module).__name__ == "{name}":\n'
-        example = next(m for m in modules if type(m).__name__ == name)
-        for attribute, follows in sizes_of(type(example)).items():
-            yield f"        module.{attribute} = len(module.{follows})\n"
-
-
-__all__ = ["loader_snippet"]

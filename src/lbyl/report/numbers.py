@@ -1,9 +1,11 @@
-"""Numbers as people read them; what is not a finite number becomes a dash."""
+"""Numbers on the page: what is not a finite number becomes a dash, a minus is a minus."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
+
+from lbyl.torchkit.format import human, percent_change
 
 DASH = "–"
 
@@ -41,30 +43,20 @@ def steady(value: Any) -> str:
     return f"{number:.3f}" if abs(number) < 1e5 else f"{number:.2e}"
 
 
-def count(value: float) -> str:
-    """Thousands, millions and thousand millions by their letters."""
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g} {letter}"
-    return f"{value:.0f}"
-
-
 def size(value: float) -> str:
     """Bytes, in units of 1,000."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g} {unit}"
-    return f"{value:.0f} B"
+    return f"{human(value)}B" if abs(value) >= 1e3 else f"{value:.0f} B"
 
 
 def change(before: float, after: float) -> str:
-    """By how much of what was there it changed."""
-    if not before:
-        return ""
-    share = 100 * (after / before - 1)
-    return f"{share:+.1f} %".replace("-", "−")
+    """By how many per cent something changed."""
+    return _with_minus(percent_change(before, after))
 
 
 def points(before: float, after: float) -> str:
     """The same for percentages, which change by points."""
-    return f"{after - before:+.2f} points".replace("-", "−")
+    return _with_minus(f"{after - before:+.2f} points")
+
+
+def _with_minus(text: str) -> str:
+    return text.replace("-", "−")

@@ -10,22 +10,26 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lbyl.exceptions import LbylError
-from lbyl.io import whole_file
+from lbyl import __version__
+from lbyl.errors import LbylError
 from lbyl.report import numbers
 from lbyl.report.charts import Chart, error_chart, kept_chart, looks, ratio_chart, series_names
 from lbyl.report.heatmap import packed
 from lbyl.report.loader import loader_snippet
 from lbyl.result import Result
+from lbyl.torchkit.files import whole_file
+from lbyl.torchkit.format import human
 
 Rows = Sequence[Mapping[str, Any]]
 
 MEASURES = (
+    ("error", "Error at the consumers", "of their outputs, relative to the outputs' variance"),
     ("residual", "Residual error (RE)", "how far kept filters are from making up a pruned one"),
     ("bias", "BatchNorm error (BE)", "how far the constants that normalisation adds are apart"),
     ("norm", "Size of the delivery ‖s‖", "large coefficients amplify what the filters miss"),
-    ("ware", "Reconstruction error (WARE)", "mean relative error of the restored activations"),
+    ("ware", "Reconstruction error (WARE)", "mean relative error of the delivery by channel"),
 )
+COLUMNS = {"error": "error", "residual": "RE", "bias": "BE", "norm": "‖s‖"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Card:
     before: str
     after: str
     change: str
-    share: float | None  # of what there was, for the bar under it
+    fraction: float | None  # of what there was, for the bar under it
     note: str = ""
 
 
@@ -63,14 +67,17 @@ def write_report(
     path = Path(path)
     if path.is_dir():
         raise LbylError(f"{path} is a directory; give the report a file name such as report.html")
-    own = [asdict(row) for row in result.rows]
-    table = dict(errors) if errors else {result.method: own}
+    every = [asdict(row) for row in result.rows]
+    own = [row for row in every if row["kept"] < row["channels"]]
+    table = dict(errors) if errors else {str(result.method["name"]): own}
     text = _template().render(
         **_story(result),
         cards=_cards(result, accuracy or {}, latency or {}, own),
         accuracies=_accuracies(accuracy or {}),
         rows=own,
-        kept=kept_chart(own),
+        columns={k: v for k, v in COLUMNS.items() if any(row[k] is not None for row in own)},
+        whole=[row["unit"] for row in every if row["kept"] == row["channels"]],
+        kept=kept_chart(every),
         error_charts=_error_charts(own, table),
         methods=looks(list(table)),
         comparison=_comparison(comparison or (), (accuracy or {}).get("original")),
@@ -119,20 +126,17 @@ def _template() -> Any:
 
 
 def _story(result: Result) -> dict[str, Any]:
-    """What is said in words."""
-    from lbyl import __version__
-
+    """What was done, in words."""
     pruned = [row for row in result.rows if row.kept < row.channels]
     return {
         "network": type(result.model).__name__,
-        "method": result.method,
-        "criterion": result.criterion,
-        "repair": result.repair,
-        "refine": result.refine,
-        "pruned_units": len(pruned),
-        "gone": sum(row.channels - row.kept for row in pruned),
+        "method": str(result.method["name"]),
+        "by_channel": all(row.residual is None for row in pruned),
+        "story": result.story,
+        "refinement": result.refinement,
+        "pruned": sum(row.channels - row.kept for row in pruned),
         "channels": sum(row.channels for row in result.rows),
-        "left_alone": _by_reason(result.graph.left_alone),
+        "unprunable": _by_reason(result.graph.unprunable),
         "stages": _stages(result.seconds),
         "total_seconds": sum(result.seconds.values()),
         "version": __version__,
@@ -146,18 +150,18 @@ def _when(stage: str) -> int:
     return order.index(stage) if stage in order else len(order)
 
 
-def _by_reason(left_alone: Mapping[str, str]) -> dict[str, list[str]]:
+def _by_reason(unprunable: Mapping[str, str]) -> dict[str, list[str]]:
     """Many layers share a reason, which then need be read only once."""
-    found: dict[str, list[str]] = {}
-    for name, reason in left_alone.items():
-        found.setdefault(reason, []).append(name)
-    return found
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in unprunable.items():
+        by_reason.setdefault(reason, []).append(name)
+    return by_reason
 
 
 def _stages(seconds: Mapping[str, float]) -> list[dict[str, Any]]:
     total = sum(seconds.values()) or 1.0
     return [
-        {"name": name, "seconds": seconds[name], "share": 100 * seconds[name] / total}
+        {"name": name, "seconds": seconds[name], "percent": 100 * seconds[name] / total}
         for name in sorted(seconds, key=_when)
     ]
 
@@ -166,15 +170,15 @@ def _cards(
     result: Result, accuracy: Mapping[str, float], latency: Mapping[str, Any], rows: Rows
 ) -> list[Card]:
     before, after = result.before, result.after
-    cards = [_accuracy_card(accuracy) or _error_card(rows)]
+    cards = [_accuracy_card(accuracy) or _error_card(rows, result.data)]
     sizes = (
-        ("Parameters", before.parameters, after.parameters, numbers.count),
-        ("Multiply–adds", before.macs, after.macs, numbers.count),
+        ("Parameters", before.parameters, after.parameters, human),
+        ("Multiply–adds", before.macs, after.macs, human),
         ("Size of weights", before.bytes, after.bytes, numbers.size),
     )
     for title, was, now, show in sizes:
-        share = now / was if was else None
-        cards.append(Card(title, show(was), show(now), numbers.change(was, now), share))
+        fraction = now / was if was else None
+        cards.append(Card(title, show(was), show(now), numbers.change(was, now), fraction))
     timed = _latency_card(latency)
     return [*cards, timed] if timed else cards
 
@@ -188,14 +192,18 @@ def _accuracy_card(accuracy: Mapping[str, float]) -> Card | None:
     return Card("Accuracy", f"{was:.2f} %", f"{now:.2f} %", numbers.points(was, now), now / 100)
 
 
-def _error_card(rows: Rows) -> Card:
-    """Without labelled images the error of the delivery is all that can be told."""
-    weights = [(row["channels"] - row["kept"], numbers.finite(row["residual"])) for row in rows]
-    known = [(n, value) for n, value in weights if n and value is not None]
-    gone = sum(n for n, _ in known)
-    mean = sum(n * value for n, value in known) / gone if gone else 0.0
-    note = "mean residual of a removed filter; no labelled images were given"
-    return Card("Predicted error", "", numbers.short(mean), "", None, note)
+def _error_card(rows: Rows, data: str | None) -> Card:
+    """Without labelled images the error of what was written is all that can be told."""
+    for key, what in (
+        ("error", f"mean error at the consumers' outputs on {data} statistics"),
+        ("residual", "mean residual (RE) of a pruned filter"),
+    ):
+        values = [value for row in rows if (value := numbers.finite(row[key])) is not None]
+        if values:
+            mean = sum(values) / len(values)
+            note = f"{what}; no labelled images were given"
+            return Card("Predicted error", "", numbers.short(mean), "", None, note)
+    return Card("Predicted error", "", numbers.DASH, "", None, "nothing was measured")
 
 
 def _latency_card(latency: Mapping[str, Any]) -> Card | None:
@@ -253,10 +261,10 @@ def _compared(row: Mapping[str, Any]) -> dict[str, str]:
     value = numbers.finite(row.get("accuracy"))
     return {
         "method": str(row.get("method", "")),
-        "criterion": str(row.get("criterion", "")),
+        "criterion": str(row.get("criterion") or "its own"),
         "ratio": numbers.DASH if ratio is None else f"{ratio:g}",
         "accuracy": numbers.DASH if value is None else f"{value:.2f}",
-        # What failed has a message in the place of a number.
+        # What failed has a message instead of a number.
         "error": error if isinstance(error, str) else numbers.short(error),
     }
 
@@ -268,6 +276,6 @@ def _bars(rows: Rows, key: str) -> list[dict[str, Any]]:
     values = [float(row[key]) for row in rows]
     top = 100.0 if key == "accuracy" else max([v for v in values if math.isfinite(v)] + [1e-12])
     return [
-        {"name": name, "look": style[name], "value": value, "share": 100 * value / top}
+        {"name": name, "look": style[name], "value": value, "percent": 100 * value / top}
         for name, value in zip(names, values)
     ]

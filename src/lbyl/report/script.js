@@ -18,14 +18,14 @@
   function named() {
     return tabs.find((tab) => "#" + tab.getAttribute("aria-controls") === location.hash);
   }
-  tabs.forEach((tab, place) => {
+  tabs.forEach((tab, position) => {
     tab.addEventListener("click", () => {
       open(tab);
       history.replaceState(null, "", "#" + tab.getAttribute("aria-controls"));
     });
     tab.addEventListener("keydown", (event) => {
       const last = tabs.length - 1;
-      const moves = { ArrowRight: place === last ? 0 : place + 1, ArrowLeft: place ? place - 1 : last, Home: 0, End: last };
+      const moves = { ArrowRight: position === last ? 0 : position + 1, ArrowLeft: position ? position - 1 : last, Home: 0, End: last };
       if (event.key in moves) {
         event.preventDefault();
         open(tabs[moves[event.key]], true);
@@ -101,13 +101,13 @@
 
   all(".copy").forEach((button) => button.addEventListener("click", () => {
     const source = byId(button.dataset.copy);
-    const done = () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1500); };
+    const copied = () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1500); };
     const select = () => { getSelection().selectAllChildren(source); button.textContent = "Selected"; };
-    if (navigator.clipboard) navigator.clipboard.writeText(source.textContent).then(done, select);
+    if (navigator.clipboard) navigator.clipboard.writeText(source.textContent).then(copied, select);
     else select();
   }));
 
-  // The heat map: signed bytes, red above zero and blue below, stronger in the middle of the scale.
+  // The heat map: signed bytes, red above zero and blue below, stronger in the mid-range.
   const held = byId("matrices");
   const matrices = held ? JSON.parse(held.textContent) : [];
   matrices.forEach((matrix) => {
@@ -120,8 +120,8 @@
   function colour(level, dark) {
     const zero = dark ? [24, 32, 42] : [255, 255, 255];
     const end = level > 0 ? (dark ? [255, 150, 92] : [196, 62, 12]) : dark ? [110, 176, 255] : [22, 84, 190];
-    const share = Math.pow(Math.abs(level) / 127, 0.6);
-    return zero.map((z, i) => Math.round(z + (end[i] - z) * share));
+    const strength = Math.pow(Math.abs(level) / 127, 0.6);
+    return zero.map((z, i) => Math.round(z + (end[i] - z) * strength));
   }
   function paint() {
     if (!matrices.length) return;
@@ -149,14 +149,14 @@
     byId("low").textContent = "−" + matrix.scale.toPrecision(3);
     say(null);
   }
-  function say(place) {
+  function say(position) {
     const matrix = matrices[Number(byId("unit").value)];
     const whole = matrix.rows === matrix.channels && matrix.columns === matrix.kept;
     const size = matrix.unit + ": " + matrix.channels + " channels, " + matrix.kept + " kept" + (whole ? "" : ", drawn smaller");
-    if (!place) { byId("cell").textContent = size; return; }
-    const value = (matrix.values[place[0] * matrix.columns + place[1]] * matrix.scale) / 127;
-    const row = Math.floor((place[0] * matrix.channels) / matrix.rows);
-    const column = Math.floor((place[1] * matrix.kept) / matrix.columns);
+    if (!position) { byId("cell").textContent = size; return; }
+    const value = (matrix.values[position[0] * matrix.columns + position[1]] * matrix.scale) / 127;
+    const row = Math.floor((position[0] * matrix.channels) / matrix.rows);
+    const column = Math.floor((position[1] * matrix.kept) / matrix.columns);
     byId("cell").textContent = "channel " + row + " from kept channel number " + column + ": " + value.toFixed(3);
   }
   if (matrices.length) {

@@ -1,9 +1,9 @@
-"""Statistics at the inputs of consumers from the weights alone: no image, no forward pass.
+"""Statistics at the inputs of consumers from nothing but the weights: no image, no forward pass.
 
 Behind a BatchNorm a channel is taken as Gaussian, N(β, γ²), two channels as correlated as their
-filters say; the activation then acts in closed form (`lbyl.statistics.moments`).
+filters; the activation then acts in closed form (`lbyl.statistics.moments`).
 
-What the design must satisfy: a consumer whose inputs cannot be told from weights gets no moments
+What the design must satisfy: a consumer whose inputs do not follow from weights gets no moments
 rather than wrong ones. Pooling passes the moments on as they are: exact for the mean of average
 pooling, an approximation for all else (max pooling raises the mean, both change the variance).
 """
@@ -19,16 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lbyl.statistics.base import Moments, Statistics
-from lbyl.statistics.moments import (
-    ACTIVATIONS,
-    Activation,
-    activation_moments,
-    filter_correlation,
-)
-from lbyl.surgery import tensors
-from lbyl.unit import Consumer, Graph, Unit
-from lbyl.weights import UnitWeights, unit_weights
+from lbyl.graph.unit import Consumer, Graph, Unit
+from lbyl.graph.weights import UnitWeights, unit_weights
+from lbyl.statistics.gaussian import ACTIVATIONS, Activation, activation_moments, filter_correlation
+from lbyl.statistics.moments import Moments, Statistics
+from lbyl.torchkit.tensors import tensors
 
 PASSING = frozenset(
     (
@@ -49,7 +44,7 @@ MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "gelu": (nn.GELU,),
     "softplus": (nn.Softplus,),
 }
-"""Activations with a parameter: the modules of a network tell which."""
+"""Activations with a parameter: taken from the modules of a network."""
 
 LENGTHS = torch.cat([torch.zeros(1), torch.logspace(-1.0, 2.0, 61)]).double()
 """Candidates for the length over which neighbouring positions are alike, in taps."""
@@ -64,19 +59,16 @@ class Channels:
 
 
 def analytic_statistics(model: nn.Module, graph: Graph) -> Statistics:
-    """Moments at every consumer for which the weights tell them."""
+    """Moments at every consumer for which they follow from the weights."""
     start = time.perf_counter()
     weights, state = unit_weights(graph, model), tensors(model)
     known = {name: _unit_channels(unit, model) for name, unit in weights.items()}
     moments: dict[str, Moments] = {}
     for consumer in graph.consumers.values():
-        found = _consumer_moments(graph, consumer, known, state)
-        if found is not None:
-            moments[consumer.name] = found
+        computed = _consumer_moments(graph, consumer, known, state)
+        if computed is not None:
+            moments[consumer.name] = computed
     return Statistics(moments, "analytic", {"collect": time.perf_counter() - start})
-
-
-# ------------------------------------------------------------------------- a unit's channels
 
 
 def _unit_channels(weights: UnitWeights, model: nn.Module) -> Channels | None:
@@ -94,8 +86,7 @@ def _gaussian(weights: UnitWeights) -> tuple[Tensor, Tensor, Tensor] | None:
         return None  # a sum or a product of several layers' channels
     producer = unit.producers[0]
     channel = weights.graph.axes[producer.weight, producer.axis]
-    inside = torch.nonzero((channel >= unit.start) & (channel < unit.range.stop)).reshape(-1)
-    rows = inside[torch.argsort(channel[inside])]
+    rows = unit.positions(channel)
     if producer.kind == "transposed" or len(rows) != unit.channels:
         return None
     filters = weights.state[producer.weight].detach().double().movedim(producer.axis, 0)
@@ -105,14 +96,14 @@ def _gaussian(weights: UnitWeights) -> tuple[Tensor, Tensor, Tensor] | None:
         std = filters.flatten(1).norm(dim=1)
         return weights.bias_of(producer)[:, 0], std, filter_correlation(filters, std.square())
     # Inputs count as independent. Carrying covariances on from layer to layer instead was tried on
-    # one deep chain, with repairs, and was worse there.
+    # one deep chain, with corrections, and was worse there.
     sign = torch.where(norm.gamma < 0, -1.0, 1.0).to(norm.gamma)
     correlation = filter_correlation(filters, norm.var) * torch.outer(sign, sign)
     return norm.beta, norm.gamma.abs(), correlation
 
 
 def _activation(unit: Unit, model: nn.Module) -> str | Activation | None:
-    """The one pointwise function on a unit's way to its readers, None where there is more."""
+    """The one pointwise function between a unit and its consumers, None where there are more."""
     path = list(unit.path)
     if unit.producers[0].norm is not None and (not path or path.pop(0) != "batch_norm"):
         return None
@@ -146,7 +137,7 @@ def _options(module: nn.Module) -> dict[str, object]:
 
 
 def _out_of_place(module: nn.Module) -> Activation:
-    """A module's function past its hooks, its argument left alone."""
+    """A module's function past its hooks, its argument not changed in place."""
 
     def function(z: Tensor) -> Tensor:
         with torch.no_grad():
@@ -154,9 +145,6 @@ def _out_of_place(module: nn.Module) -> Activation:
         return made
 
     return function
-
-
-# --------------------------------------------------------------------- a consumer's moments
 
 
 def _consumer_moments(
@@ -169,12 +157,12 @@ def _consumer_moments(
     weight = state[consumer.weight].detach().double()
     units = [u for u in graph.units if consumer.name in u.consumers]
     made = {u.name: known.get(u.name) for u in units}
-    told = {name: channels for name, channels in made.items() if channels is not None}
-    if not units or len(told) < len(units) or consumer.calls > 1:
+    computed = {name: channels for name, channels in made.items() if channels is not None}
+    if not units or len(computed) < len(units) or consumer.calls > 1:
         return None
-    columns = _flattened(consumer.channel)
+    columns = consumer.flattened_columns()
     channel = consumer.channel if columns is None else consumer.channel[columns[:, 0]]
-    mean, covariance = _assembled(channel, units, told, weight)
+    mean, covariance = _assembled(channel, units, computed, weight)
     shape = weight.movedim((consumer.output_axis, consumer.axis), (0, 1)).shape
     taps = math.prod(shape[2:])
     if columns is not None:
@@ -187,41 +175,31 @@ def _consumer_moments(
 def _assembled(
     channel: Tensor, units: list[Unit], known: Mapping[str, Channels], like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance by input; inputs that no unit makes are as wide as the others."""
+    """Mean and covariance by input; inputs that no unit makes get the mean variance."""
     mean = like.new_zeros(len(channel))
     covariance = like.new_zeros(len(channel), len(channel))
-    told = torch.zeros(len(channel), dtype=torch.bool)
+    known_inputs = torch.zeros(len(channel), dtype=torch.bool)
     for unit in units:
-        inside = (channel >= unit.start) & (channel < unit.range.stop)
-        places = torch.nonzero(inside).reshape(-1)
-        owner = (channel[places] - unit.start).to(like.device)
-        told |= inside
-        at = places.to(like.device)
+        positions = unit.positions(channel)
+        owner = (channel[positions] - unit.start).to(like.device)
+        known_inputs |= unit.owns(channel)
+        at = positions.to(like.device)
         mean[at] = known[unit.name].mean.to(like)[owner]
         covariance[at[:, None], at] = known[unit.name].covariance.to(like)[owner[:, None], owner]
-    if not bool(told.all()):
-        wide = covariance.diagonal()[told.to(like.device)].mean()
-        rest = torch.nonzero(~told).reshape(-1).to(like.device)
+    if not bool(known_inputs.all()):
+        wide = covariance.diagonal()[known_inputs.to(like.device)].mean()
+        rest = torch.nonzero(~known_inputs).reshape(-1).to(like.device)
         covariance[rest, rest] = wide
     return mean, covariance
-
-
-def _flattened(channel: Tensor) -> Tensor | None:
-    """(channels, columns each) where every channel owns the same number of columns, over one."""
-    order = torch.argsort(channel, stable=True)
-    _, counts = torch.unique(channel, return_counts=True)
-    if bool((channel < 0).any()) or int(counts[0]) == 1 or bool((counts != counts[0]).any()):
-        return None
-    return order.reshape(len(counts), -1)
 
 
 def _spatial(
     consumer: Consumer, covariance: Tensor, weight: Tensor, state: Mapping[str, Tensor]
 ) -> Tensor:
-    """(taps, taps): how alike a channel is at the taps of the consumer's kernel.
+    """(taps, taps): correlation of a channel between the taps of the consumer's kernel.
 
-    exp(−distance/ℓ) with the ℓ under which the output varies as the BatchNorm behind remembers, by
-    the squares of the logarithms' differences; all alike where no BatchNorm tells.
+    exp(−distance/ℓ) with the ℓ whose output variances are nearest to the running variance of the
+    BatchNorm behind (squared differences of logarithms); ones where there is no BatchNorm.
     """
     moved = weight.movedim((consumer.output_axis, consumer.axis), (0, 1))  # (o, i, *kernel)
     kernel = moved.shape[2:]
@@ -234,20 +212,17 @@ def _spatial(
     within = torch.einsum("oik,oil->okl", mixed, filters).flatten(1)  # (o, taps²)
     candidates = _decays(tuple(kernel)).to(weight.device)
     predicted = within @ candidates.flatten(1).T  # (o, lengths)
-    wanted = state[consumer.norm.var].detach().double()
-    usable = (wanted > 0) & (predicted > 0).all(1)
+    running_var = state[consumer.norm.var].detach().double()
+    usable = (running_var > 0) & (predicted > 0).all(1)
     if not bool(usable.any()):
         return flat
-    gap = (predicted[usable].log() - wanted[usable, None].log()).square().mean(0)
+    gap = (predicted[usable].log() - running_var[usable, None].log()).square().mean(0)
     return candidates[int(gap.argmin())]
 
 
 def _decays(kernel: tuple[int, ...]) -> Tensor:
     """(lengths, taps, taps): exp(−distance/ℓ) for every ℓ that is tried."""
     axes = [torch.arange(side, dtype=torch.float64) for side in kernel]
-    places = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1).T
-    distance = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
+    at = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1).T
+    distance = torch.cdist(at, at, compute_mode="donot_use_mm_for_euclid_dist")
     return torch.exp(-distance / LENGTHS.clamp(min=1e-3)[:, None, None])
-
-
-__all__ = ["analytic_statistics"]

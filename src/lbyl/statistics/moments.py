@@ -1,218 +1,182 @@
-"""Means and covariances of activations from the weights alone (docs: the `moments` method).
-
-A channel after BatchNorm is taken as Gaussian, N(β, γ²), with correlations read from the filters.
-What the activation does to such a vector has a closed form for ReLU and a quickly converging
-series for every other pointwise function.
-
-What the design must satisfy: float64 throughout, all channels at once, and never a NaN, whether a
-deviation is zero or a correlation is one. Leading batch dimensions are allowed everywhere but in
-``filter_correlation``.
-"""
+"""Means and covariances at the inputs of consumers, whatever they were measured on."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import lru_cache
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
+from lbyl.torchkit.files import read_tensors, write_tensors
+from lbyl.torchkit.tensors import is_finite
 
-Activation = Callable[[Tensor], Tensor]
-Moments = tuple[Tensor, Tensor]
-
-#: Name → function, for the activations whose moments come from the Hermite series.
-ACTIVATIONS: dict[str, Activation] = {
-    "relu6": F.relu6,
-    "leaky_relu": F.leaky_relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "selu": F.selu,
-    "elu": F.elu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "mish": F.mish,
-    "softplus": F.softplus,
-}
-
-# Φ(±40) is 0 or 1 to the last bit of float64, so a larger ratio of mean to deviation says no more,
-# and its square cannot overflow.
-FARTHEST = 40.0
+FORMAT = "lbyl-statistics-2"
+TAPS = ("auto", "channels")  # every tap a feature where affordable, or taps served alike
 
 
-def activation_moments(
-    activation: str | Activation, mean: Tensor, std: Tensor, corr: Tensor
-) -> Moments:
-    """E[a] and Cov[a] of a = f(z), z ~ N(mean, diag(std) corr diag(std)), f by name or callable."""
-    if callable(activation):
-        return hermite_moments(activation, mean, std, corr)
-    if activation == "identity":
-        mean, std, corr = _float64(mean, std, corr)
-        return mean, std[..., :, None] * std[..., None, :] * corr
-    if activation == "relu":
-        return relu_moments(mean, std, corr)
-    if activation in ACTIVATIONS:
-        return hermite_moments(ACTIVATIONS[activation], mean, std, corr)
-    known = ["identity", "relu", *ACTIVATIONS]
-    raise LbylError(f"no moments for the activation {activation!r}; there are {known}")
+@dataclass(frozen=True)
+class Moments:
+    """First and second moments of what a consumer reads.
 
-
-def relu_moments(mean: Tensor, std: Tensor, corr: Tensor) -> Moments:
-    """Exact E (m,) and Cov (m, m) of relu(z): with h = mean/std and s = std,
-
-    Cov_ik = s_i s_k (ρ Φ(h_i) Φ(h_k)
-             + ∫₀^{asin ρ} (ρ − sin θ)/(2π) exp(−(h_i² + h_k² − 2 h_i h_k sin θ)/(2 cos² θ)) dθ).
-
-    A channel of no deviation is the constant relu(mean).
+    A consumer's weight is (outputs, inputs, taps). With `taps` > 1 every input at every kernel tap
+    is a feature of its own; otherwise only inputs are, and `spatial` (taps × taps) says how much
+    one input at different taps is alike. `columns` (features, columns each) regroups the inputs
+    of a linear layer behind a flatten by channel.
     """
-    mean, std, corr = _float64(mean, std, corr)
-    spread = std > 0
-    h = torch.where(spread, mean / torch.where(spread, std, 1.0), 0.0).nan_to_num()
-    h = h.clamp(-FARTHEST, FARTHEST)
-    below, above = torch.special.ndtr(-h), torch.special.ndtr(h)
-    density = torch.exp(-h.square() / 2) / math.sqrt(math.tau)
-    expected = torch.where(spread, mean * above + std * density, mean).clamp_min(0)
-    rho = corr.clamp(-1, 1)
-    inner = rho * above[..., :, None] * above[..., None, :] + _orthant_integral(h, rho)
-    # The variance by itself, in a form in which nothing cancels when the mean is far above zero.
-    variance = above + h.square() * above * below + h * density * (below - above) - density**2
-    inner.diagonal(dim1=-2, dim2=-1).copy_(variance.clamp_min(0))
-    return expected, std[..., :, None] * std[..., None, :] * inner
+
+    mean: Tensor  # (features, taps)
+    covariance: Tensor  # (features · taps, features · taps)
+    taps: int = 1
+    spatial: Tensor | None = None
+    columns: Tensor | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether no entry is NaN or Inf."""
+        parts = [self.mean, self.covariance]
+        return is_finite(*parts) and (self.spatial is None or is_finite(self.spatial))
+
+    def arrange(self, weight: Tensor) -> Tensor:
+        """A weight (outputs, inputs, taps) with inputs regrouped into features."""
+        if self.columns is None:
+            return weight
+        columns = self.columns.to(weight.device)
+        return weight[:, columns.flatten()].unflatten(1, columns.shape).flatten(2)
+
+    def restore_order(self, arranged: Tensor, kept: Tensor, taps: int) -> Tensor:
+        """Undo `arrange` for the features that are `kept`: back to (outputs, inputs, taps)."""
+        if self.columns is None:
+            return arranged
+        columns = self.columns[self.kept_features(kept).cpu()]
+        flat = arranged.unflatten(2, (columns.shape[1], taps)).flatten(1, 2)
+        return flat[:, torch.argsort(columns.flatten()).to(flat.device)]
+
+    def kept_features(self, kept: Tensor) -> Tensor:
+        """Flags by input column as flags by feature."""
+        return kept if self.columns is None else kept[self.columns[:, 0]]
+
+    def output_mean(self, weight: Tensor, kept: Tensor | None = None) -> Tensor:
+        """(outputs,): mean of the consumer's output for an arranged weight."""
+        mean = self.mean if kept is None else self.mean[kept.to(self.mean.device)]
+        return (weight * mean.to(weight)).sum((1, 2))
+
+    def output_variance(self, weight: Tensor, features: Tensor) -> Tensor:
+        """(outputs,): variance of what the consumer makes of some features.
+
+        `weight` (outputs, those features, taps) is arranged; `features` are flags.
+        """
+        rows = torch.nonzero(self.by_tap(features)).reshape(-1).to(self.covariance.device)
+        part = self.covariance[rows][:, rows].to(weight)
+        if self.taps == weight.shape[2]:
+            flat = weight.flatten(1)
+            return ((flat @ part) * flat).sum(1)
+        mixed = torch.einsum("ofk,kl->lof", weight, self._between_taps(weight)) @ part
+        return (mixed * weight.permute(2, 0, 1)).sum((0, 2))
+
+    def _between_taps(self, weight: Tensor) -> Tensor:
+        """(taps, taps): correlations of one input at different taps, 1 where not measured."""
+        taps = weight.shape[2]
+        return (torch.ones(taps, taps) if self.spatial is None else self.spatial).to(weight)
+
+    def output_change(
+        self, before: Tensor, after: Tensor, kept: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Variances (outputs,) of the consumer's output: before, after, and of their difference.
+
+        `before` (outputs, features, taps) is over all features, `after` over those that are kept;
+        both arranged.
+        """
+        rows = torch.nonzero(self.by_tap(kept)).reshape(-1).to(self.covariance.device)
+        whole = self.covariance.to(before)
+        part = self.covariance[rows][:, rows].to(after)
+        if self.taps == before.shape[2]:
+            old, new, summed = before.flatten(1), after.flatten(1), [1]
+            mixed, mixed_new = old @ whole, new @ part
+        else:
+            spatial = self._between_taps(before)
+            old, new, summed = before.permute(2, 0, 1), after.permute(2, 0, 1), [0, 2]
+            mixed = torch.einsum("ofk,kl->lof", before, spatial) @ whole
+            mixed_new = torch.einsum("ofk,kl->lof", after, spatial) @ part
+        was, now = (mixed * old).sum(summed), (mixed_new * new).sum(summed)
+        both = (mixed[..., rows.to(before.device)] * new).sum(summed)
+        return was, now, was + now - 2 * both
+
+    def by_tap(self, kept: Tensor) -> Tensor:
+        """Flags by feature as flags by row of the covariance."""
+        return kept.repeat_interleave(self.taps)
+
+    def channel_level(self) -> tuple[Tensor, Tensor]:
+        """Mean (features,) and covariance (features, features) with taps averaged out."""
+        n = self.mean.shape[0]
+        if self.taps == 1:
+            return self.mean[:, 0], self.covariance
+        blocks = self.covariance.reshape(n, self.taps, n, self.taps)
+        return self.mean.mean(1), blocks.diagonal(dim1=1, dim2=3).mean(-1)
 
 
-def _orthant_integral(h: Tensor, rho: Tensor) -> Tensor:
-    """∫₀^{asin ρ} of ``relu_moments`` by 16 points, a block of rows at a time for the cache."""
-    rows = max(1, 2**16 // max(1, rho.shape[-1]))
-    blocks = zip(_blocks(h, rows, -1), _blocks(rho, rows, -2))
-    return torch.cat([_orthant_rows(some, h, block) for some, block in blocks], dim=-2)
+@dataclass(frozen=True)
+class Statistics:
+    """Moments at every consumer of a network: good for any ratio, criterion and method."""
 
+    moments: Mapping[str, Moments]
+    source: str = "procedural"
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
+    # Orders of elimination, worked out when first asked for: budgets and criteria share them.
+    orders: dict[tuple[str, float], list[tuple[int, float]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-def _blocks(tensor: Tensor, rows: int, dim: int) -> list[Tensor]:
-    return [
-        tensor.narrow(dim, i, min(rows, tensor.shape[dim] - i))
-        for i in range(0, tensor.shape[dim], rows)
-    ]
+    def get(self, name: str) -> Moments | None:
+        return self.moments.get(name)
 
+    def to(self, device: torch.device | str) -> Statistics:
+        """The same on another device."""
+        moved = {
+            name: Moments(m.mean.to(device), m.covariance.to(device), m.taps, m.spatial, m.columns)
+            for name, m in self.moments.items()
+        }
+        return Statistics(moved, self.source, self.seconds, self.fallbacks)
 
-def _orthant_rows(some: Tensor, h: Tensor, rho: Tensor) -> Tensor:
-    end = torch.asin(rho)
-    hi, hk = some[..., :, None], h[..., None, :]
-    squares, product = -(hi.square() + hk.square()) / 2, hi * hk
-    total = torch.zeros_like(rho)
-    nodes, weights = np.polynomial.legendre.leggauss(16)
-    for node, weight in zip(nodes.tolist(), weights.tolist()):
-        sine = (end * ((node + 1) / 2)).sin_()
-        # No node is an end of the range, so sin² θ < 1.
-        bell = torch.addcmul(squares, product, sine).div_(1 - sine.square()).exp_()
-        total.addcmul_(rho - sine, bell, value=weight)
-    return total.mul_(end).div_(2 * math.tau)
+    def save(self, path: str | Path) -> None:
+        """Write to one safetensors file, atomically."""
+        parts: dict[str, Tensor] = {}
+        for name, m in self.moments.items():
+            for key in ("mean", "covariance", "spatial", "columns"):
+                value = getattr(m, key)
+                if value is not None:
+                    parts[f"{name}|{key}"] = value
+        taps = {name: m.taps for name, m in self.moments.items()}
+        notes = {"source": self.source, "taps": json.dumps(taps), "format": FORMAT}
+        notes["fallbacks"] = json.dumps(self.fallbacks)
+        write_tensors(Path(path), parts, notes)
 
-
-def hermite_moments(
-    activation: Activation,
-    mean: Tensor,
-    std: Tensor,
-    corr: Tensor,
-    order: int = 32,
-    nodes: int = 2049,
-) -> Moments:
-    """E and Cov of any pointwise activation by its Hermite series.
-
-    c_n = E[f(mean + std z) He_n(z)] / √n!,  Cov = Σ_{n=1..order} (c_n c_nᵀ) ∘ corr^{∘n}.
-
-    Every term is positive semidefinite, so the sum is, at any order. Where the series has not
-    reached a channel's own variance by then, the rest is added *on the diagonal alone*: between
-    channels it would be weighted by corr^(order+1), which is small unless they nearly coincide.
-    """
-    mean, std, corr = _float64(mean, std, corr)
-    z, weight, basis = _hermite_rule(order, nodes, mean.device)
-    values = activation(mean[..., None] + std[..., None] * z)  # (..., m, nodes)
-    expected = values @ weight
-    # Centring first keeps rounding in a large constant out of the coefficients.
-    values = values - expected[..., None]
-    coefficients = values @ basis.T  # (..., m, order)
-    rho, power = corr.clamp(-1, 1), torch.ones_like(corr)
-    covariance = torch.zeros_like(corr)
-    for c in coefficients.unbind(-1):
-        power *= rho
-        covariance.addcmul_(c[..., :, None] * power, c[..., None, :])
-    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    diagonal.copy_(torch.maximum(diagonal, values.square() @ weight))
-    return expected, covariance
-
-
-@lru_cache(maxsize=8)
-def _hermite_rule(order: int, nodes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Points z, weights (their sum is 1) and weighted He_n/√n!, n = 1..order, (order, nodes).
-
-    An even grid instead of Gauss–Hermite points: for smooth functions that fade at both ends it
-    converges as fast, and at a kink its error falls with the square of the spacing.
-    """
-    reach = 12.0
-    z = torch.linspace(-reach, reach, nodes, dtype=torch.float64, device=device)
-    weight = torch.exp(-z.square() / 2)
-    weight = weight / weight.sum()
-    before, now, rows = torch.zeros_like(z), torch.ones_like(z), []
-    for n in range(1, order + 1):
-        before, now = now, (z * now - math.sqrt(n - 1) * before) / math.sqrt(n)
-        rows.append(now * weight)
-    return z, weight, torch.stack(rows) if rows else z.new_zeros(0, nodes)
-
-
-def filter_correlation(weight: Tensor, running_var: Tensor, groups: int = 1) -> Tensor:
-    """Correlation (o, o) of the channels that filters (o, i, *k) give, from the filters alone.
-
-    The inputs are taken as independent between channels and, within one, correlated between kernel
-    taps as exp(−distance/ℓ); ℓ is the one under which the variances of the outputs follow
-    ``running_var`` best. The scale of the input is unknown, so the fit is of the logarithms, up to
-    a constant. Linear layers and 1×1 kernels have no ℓ: the cosine matrix is all there is.
-    Filters in different groups read different channels and count as uncorrelated.
-    """
-    weight, running_var = _float64(weight, running_var)
-    filters = weight.flatten(2) if weight.ndim > 2 else weight[:, :, None]  # (o, i, taps)
-    taps = _tap_correlations(tuple(weight.shape[2:]), weight.device)  # (lengths, taps, taps)
-    best = taps[_best_length(filters, running_var, taps)]
-    covariance = (filters @ best).flatten(1) @ filters.flatten(1).T
-    covariance = (covariance + covariance.T) / 2
-    variance = covariance.diagonal()
-    # A filter of zeros gives a constant, which correlates with nothing.
-    scale = torch.where(variance > 0, variance, math.inf).rsqrt()
-    correlation = (covariance * scale[:, None] * scale[None, :]).clamp(-1, 1)
-    if groups > 1:
-        group = torch.arange(len(weight), device=weight.device) // (len(weight) // groups)
-        correlation = correlation * (group[:, None] == group[None, :])
-    return correlation.fill_diagonal_(1.0)
-
-
-def _tap_correlations(kernel: tuple[int, ...], device: torch.device) -> Tensor:
-    """exp(−distance/ℓ) between the taps of a kernel, for a grid of ℓ from none to nearly flat."""
-    if math.prod(kernel) == 1:
-        return torch.ones((1, 1, 1), dtype=torch.float64, device=device)
-    axes = [torch.arange(side, dtype=torch.float64, device=device) for side in kernel]
-    places = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1).T  # (taps, dims)
-    distance = (places[:, None] - places[None, :]).norm(dim=-1)
-    lengths = torch.logspace(-1.5, 2.0, 64, dtype=torch.float64, device=device)
-    return torch.exp(-distance / lengths[:, None, None])
-
-
-def _best_length(filters: Tensor, running_var: Tensor, taps: Tensor) -> int:
-    """Index of the ℓ whose log variances differ from log running_var most nearly by a constant."""
-    if len(taps) == 1:
-        return 0
-    within = filters.transpose(1, 2) @ filters  # (o, taps, taps): Σ over input channels
-    variance = within.flatten(1) @ taps.flatten(1).T  # (o, lengths)
-    usable = (running_var > 0) & (variance > 0).all(1) & running_var.isfinite()
-    if int(usable.sum()) < 2:  # nothing to fit: an ℓ near one tap, as in natural images
-        return len(taps) // 2
-    gap = variance[usable].log() - running_var[usable].log()[:, None]
-    return int(gap.var(dim=0, correction=0).argmin())
-
-
-def _float64(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(t.detach().to(torch.float64) for t in tensors)
+    @classmethod
+    def load(cls, path: str | Path) -> Statistics:
+        """Read what `save` wrote."""
+        if not Path(path).is_file():
+            raise LbylError(f"no statistics file at {path}")
+        stored, notes = read_tensors(Path(path), "is damaged, collect the statistics again")
+        if notes.get("format") != FORMAT:
+            raise LbylError(f"{path} holds no statistics of lbyl")
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, value in stored.items():
+            name, _, part = key.rpartition("|")
+            parts.setdefault(name, {})[part] = value
+        taps = json.loads(notes["taps"])
+        moments = {
+            name: Moments(
+                tensors["mean"],
+                tensors["covariance"],
+                taps[name],
+                tensors.get("spatial"),
+                tensors.get("columns"),
+            )
+            for name, tensors in parts.items()
+        }
+        fallbacks = tuple(json.loads(notes.get("fallbacks", "[]")))
+        return cls(moments, notes["source"], fallbacks=fallbacks)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
 from lbyl.train.config import History, require
 from lbyl.train.data import length
 from lbyl.train.session import Session

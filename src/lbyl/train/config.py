@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
 
 SCHEDULES = ("cosine", "step", "constant")
 PRECISIONS = ("no", "fp16", "bf16")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
 from lbyl.train.config import TrainConfig, require
 
 Batches = list[list[int]]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from lbyl.exceptions import LbylError
+from lbyl.errors import LbylError
 from lbyl.train.config import TrainConfig, learning_rate_at, require
 from lbyl.train.data import (
     Batches,

@@ -1,0 +1,1 @@
+"""What all tables share: networks with their data, results, tables, plots and parallel jobs."""

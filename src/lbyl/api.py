@@ -1,0 +1,481 @@
+"""The way from a model to a smaller one: prepare, plan, restore, refine.
+
+This is the only file that knows all rooms. `Prepared` holds what many questions to one network
+share: its graph, its statistics by source, inputs it has not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.choosing import Chooser, Judges, Trial
+from lbyl.errors import LbylError
+from lbyl.graph.unit import Axis, Graph
+from lbyl.graph.weights import unit_weights
+from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
+from lbyl.inputs.loader import own_batches
+from lbyl.latency import compare
+from lbyl.methods import registry as methods_registry
+from lbyl.methods.base import Method
+from lbyl.planning.criteria import Criterion
+from lbyl.planning.criteria import registry as criteria_registry
+from lbyl.planning.plan import Plan
+from lbyl.planning.ratio import check_ratio, kept_count
+from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
+from lbyl.restoring.error_terms import error_terms, moment_ware
+from lbyl.restoring.refine import Refinement, check_steps, own_inputs
+from lbyl.restoring.refine import refine as refine_in_place
+from lbyl.restoring.rewrite import Restoration
+from lbyl.restoring.sequential import fit_sequentially
+from lbyl.result import Corrections, Estimate, EstimateRow, Result, Row, Size
+from lbyl.statistics.analytic import analytic_statistics
+from lbyl.statistics.collect import check_complete, check_statistics, collect
+from lbyl.statistics.moments import Statistics
+from lbyl.surgery.cut import copy_model, cut, sliced
+from lbyl.surgery.indices import kept_indices
+from lbyl.torchkit.fallbacks import noting
+from lbyl.torchkit.run import Inputs, Progress, device_of
+from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
+
+SOURCES = ("procedural", "inversion", "analytic")
+
+Data = str | int | Tensor | Iterable[Any] | Statistics
+"""What statistics come from: a word of `SOURCES`, a number of procedural images, a user's own
+unlabelled inputs (a tensor or batches), or statistics collected before."""
+
+
+def compress(
+    model: nn.Module,
+    example_inputs: Inputs,
+    ratio: Amount | None = None,
+    *,
+    criterion: str | Criterion | None = None,
+    method: str | Method = "echo",
+    data: Data | None = None,
+    include: Patterns = "*",
+    exclude: Patterns = (),
+    residual: bool = False,
+    multiple_of: int | None = None,
+    refine: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Result:
+    """Prune a fraction of the channels of `model` and restore what they carried.
+
+    The model given is never changed.
+
+    `ratio` says how much is pruned: a fraction of every unit's channels (0.3 unless given),
+    patterns of layer names with a fraction each, a `Budget`, or a `Plan`. A single fraction spares
+    units that cost much and save little, and the result says which; patterns are taken literally.
+
+    `criterion` chooses the channels, `method` says what the kept ones take over. Without a
+    criterion `echo` tries "l2" and "echo" and keeps what diverges least from the original on fresh
+    inputs; all other methods go by "l2".
+
+    `data` is what the network is run on: procedural images unless given, "inversion", a number of
+    procedural images, your own unlabelled inputs (a tensor, or an iterable of batches), or
+    `Statistics`. `include` and `exclude` are patterns of layer names, `residual` also prunes
+    channels that additions tie across layers, `multiple_of` rounds kept counts up.
+
+    `refine` is a number of gradient steps after the closed form in which kept filters change too,
+    on the same kind of inputs: slower than everything else together, and better.
+    """
+    check_steps(refine)
+    check_data(data)
+    task = Task.of(ratio, criterion, method, multiple_of)
+    check_data_used(data, task, refine)
+    prepared = prepare(
+        model,
+        example_inputs,
+        include=include,
+        exclude=exclude,
+        residual=residual,
+        data=data,
+        seed=seed,
+        progress=progress,
+    )
+    return prepared.compress(
+        ratio, criterion=criterion, method=method, multiple_of=multiple_of, refine=refine
+    )
+
+
+def prepare(
+    model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    include: Patterns = "*",
+    exclude: Patterns = (),
+    residual: bool = False,
+    data: Data | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Trace `model` once, for as many questions as there are; see `compress` for the arguments."""
+    check_data(data)
+    start = time.perf_counter()
+    graph = trace(model, example_inputs, include=include, exclude=exclude, residual=residual)
+    seconds = {"trace": time.perf_counter() - start}
+    return Prepared(model, example_inputs, graph, _repeatable(data), seed, progress, seconds)
+
+
+@dataclass
+class Prepared:
+    """A traced network: statistics are collected when first needed and serve everything."""
+
+    model: nn.Module = field(repr=False)
+    example_inputs: Inputs = field(repr=False)
+    graph: Graph
+    data: Data | None = field(default=None, repr=False)
+    seed: int = 0
+    progress: Progress | None = field(default=None, repr=False)
+    seconds: dict[str, float] = field(default_factory=dict, repr=False)
+    _statistics: dict[tuple[str, str], Statistics] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def fresh(self) -> FreshInputs:
+        """Data-free inputs of this network."""
+        return FreshInputs(self.model, self.example_inputs, self.seed)
+
+    @cached_property
+    def own(self) -> InputBatches | None:
+        """The user's own inputs, None where none were given."""
+        if self.data is None or isinstance(self.data, (str, int, Statistics)):
+            return None
+        return own_batches(self.model, self.data)
+
+    @cached_property
+    def inverted(self) -> InputBatches:
+        """Images that the network's BatchNorms agree with; made once."""
+        return inverted(self.model, self.fresh.collection(), self.progress)
+
+    def statistics(self, source: str | None = None, taps: str = "auto") -> Statistics:
+        """Means and covariances at every consumer, collected once for each source.
+
+        `source` is "analytic" for those that follow from the weights; otherwise they come from
+        `data`, or from procedural images where none was given.
+        """
+        if isinstance(self.data, Statistics):
+            check_statistics(self.graph, self.data)
+            check_complete(self.graph, self.data)
+            return self.data
+        source = self._source(source)
+        if (source, taps) not in self._statistics:
+            self._statistics[source, taps] = self._collect(source, taps)
+        return self._statistics[source, taps]
+
+    def _source(self, wanted: str | None) -> str:
+        """Data that were given come before what a method would go by itself."""
+        if isinstance(self.data, str):
+            return self.data
+        if self.data is not None:
+            return "procedural" if isinstance(self.data, int) else "own"
+        return wanted or "procedural"
+
+    def _collect(self, source: str, taps: str) -> Statistics:
+        if source == "analytic":
+            return analytic_statistics(self.model, self.graph)
+        if source == "own":
+            assert self.own is not None
+            inputs = self.own
+        elif source == "inversion":
+            inputs = self.inverted
+        else:
+            inputs = self.fresh.collection(self.data if isinstance(self.data, int) else None)
+        return collect(
+            self.model, self.graph, inputs, taps=taps, seed=self.seed, progress=self.progress
+        )
+
+    def needed(self, task: Task) -> Statistics | None:
+        """The statistics that a compression needs, None where it needs none."""
+        if not task.needs_statistics:
+            return None
+        return self.statistics(task.method.source, getattr(task.method, "taps", "auto"))
+
+    def plan(
+        self,
+        ratio: Amount | None = None,
+        *,
+        criterion: str | Criterion | None = None,
+        method: str | Method = "echo",
+        multiple_of: int | None = None,
+    ) -> Plan:
+        """Choose the channels that stay; the model is not changed, trials are made on copies."""
+        task = Task.of(ratio, criterion, method, multiple_of)
+        return self._chooser(task, self.needed(task)).choose().plan
+
+    def _chooser(self, task: Task, statistics: Statistics | None) -> Chooser:
+        self._check_prunable()
+        return Chooser(
+            self.model,
+            self.graph,
+            statistics,
+            task,
+            self.judges,
+            self._time_fraction,
+            self.progress,
+        )
+
+    @cached_property
+    def judges(self) -> Judges:
+        """What networks are compared on where there is a choice between several."""
+        return Judges(self.model, self.graph, self.fresh, self.own)
+
+    def _check_prunable(self) -> None:
+        if not self.graph.units:
+            own = (NOT_INCLUDED, EXCLUDED)  # what the caller asked for is told first
+            why = sorted(self.graph.unprunable.items(), key=lambda item: item[1] not in own)
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in why[:4])
+            raise LbylError(
+                f"nothing in this model can be pruned ({reasons or 'it has no layers'})"
+            )
+
+    def _time_fraction(self, left: Mapping[str, int]) -> float:
+        """Measured time of the network with so many channels, over that of the original."""
+        kept = {name: torch.arange(count) for name, count in left.items()}
+        slim = cut(self.model, sliced(self.model, kept_indices(self.graph, kept)))
+        models = {"original": self.model, "slim": slim}
+        timed = compare(models, self.example_inputs, device_of(self.model))
+        return timed["slim"].median / timed["original"].median
+
+    def compress(
+        self,
+        ratio: Amount | None = None,
+        *,
+        criterion: str | Criterion | None = None,
+        method: str | Method = "echo",
+        multiple_of: int | None = None,
+        refine: int = 0,
+    ) -> Result:
+        """A smaller network and what was done to it; see `lbyl.compress` for the arguments."""
+        check_steps(refine)
+        task = Task.of(ratio, criterion, method, multiple_of)
+        self._check_prunable()
+        if getattr(task.method, "sequential", False) and self.own is None:
+            raise LbylError("sequential=True needs data=: inputs of your own to fit on")
+        if isinstance(task.amount, (float, int, Mapping)):
+            check_ratio(self.graph, task.amount)  # before anything takes long
+        clock = Clock(self.seconds)
+        statistics = self.needed(task)
+        if statistics is not None:
+            check_statistics(self.graph, statistics)
+            if statistics is not self.data:  # what was collected before costs no time again
+                clock.seconds |= statistics.seconds
+        clock.skip()
+        trial = self._chooser(task, statistics).choose()
+        plan, restored = trial.plan, trial.restored
+        indices = kept_indices(self.graph, plan.kept)
+        with noting() as notes:
+            corrections = self._corrections(trial, indices, task.method)
+            clock.lap("restore")
+            refinement = None
+            if refine:
+                refinement = self._refine(restored.model, indices, refine)
+                clock.lap("refine")
+        before = () if statistics is None else statistics.fallbacks
+        source = None if statistics is None else statistics.source
+        return Result(
+            restored.model,
+            plan,
+            self.graph,
+            Size.of(self.model, self.graph),
+            Size.of(restored.model, self.graph),
+            tuple(_rows(self.graph, plan, restored)),
+            task.method.to_dict(),
+            None if isinstance(task.amount, Plan) else plan.criterion or None,
+            source,
+            corrections,
+            clock.seconds,
+            refinement,
+            trial.allocation,
+            tuple(dict.fromkeys([*before, *trial.fallbacks, *notes])),
+        )
+
+    def _corrections(
+        self, trial: Trial, indices: Mapping[Axis, Tensor], method: Method
+    ) -> Corrections:
+        """What was put back behind consumers, counted; fitting in sequence comes last."""
+        written = trial.restored.consumers.values()
+        counted = Corrections(
+            rewritten=len(written),
+            mean=sum(w.mean for w in written),
+            variance=sum(w.variance for w in written),
+            recalibrated=trial.recalibrated,
+        )
+        if not getattr(method, "sequential", False):
+            return counted
+        fitted = self._fit_sequentially(trial.restored.model, indices)
+        return replace(counted, sequential=fitted)
+
+    def _fit_sequentially(self, slim: nn.Module, indices: Mapping[Axis, Tensor]) -> int:
+        if self.own is None:
+            raise LbylError("sequential=True needs data=: inputs of your own to fit on")
+        batches = list(self.own.batches)
+        if not all(isinstance(batch, Tensor) for batch in batches):
+            raise LbylError("sequential=True needs data= of single tensors")
+        return len(fit_sequentially(self.model, slim, self.graph, indices, torch.cat(batches)))
+
+    def refine(self, result: Result, steps: int = 100) -> Result:
+        """The result of a compression of this network, refined further; it is not changed."""
+        check_steps(steps)
+        start = time.perf_counter()
+        slim = copy_model(result.model)
+        with noting() as notes:
+            done = self._refine(slim, kept_indices(self.graph, result.plan.kept), steps)
+        fallbacks = tuple(dict.fromkeys([*result.fallbacks, *notes]))
+        seconds = {**result.seconds, "refine": time.perf_counter() - start}
+        return replace(result, model=slim, refinement=done, seconds=seconds, fallbacks=fallbacks)
+
+    def _refine(self, slim: nn.Module, indices: Mapping[Axis, Tensor], steps: int) -> Refinement:
+        """Refine a slim model in place, on procedural inputs or on the user's own."""
+        second_pass: InputBatches | None = self.fresh.second_pass if self.own is None else None
+        if self.own is not None:
+            inputs = own_inputs(self.own)
+        elif self.data == "inversion":
+            inputs = self.fresh.endless_from(self.inverted)
+        else:
+            inputs = self.fresh.endless()
+        return refine_in_place(
+            self.model, slim, self.graph, indices, steps, inputs, second_pass, self.progress
+        )
+
+    def estimate(
+        self,
+        ratios: Sequence[float] = (0.1, 0.3, 0.5),
+        *,
+        methods: Sequence[str | Method] = ("none", "neuron-merging", "lbyl", "echo"),
+        criterion: str | Criterion = DEFAULT_CRITERION,
+    ) -> Estimate:
+        """RE, BE, ‖s‖ and WARE of every unit, ratio and method; nothing is cut.
+
+        WARE comes from the moments of the channels: the root mean square of what restoration
+        misses over that of the channel, averaged over all channels of the unit, kept ones counting
+        as exact.
+        """
+        statistics = self.statistics()
+        chosen = criteria_registry.resolve(criterion)
+        resolved = [methods_registry.resolve(m) for m in methods]
+        rows = []
+        for name, weights in unit_weights(self.graph, self.model).items():
+            channels = self.graph[name].channels
+            for ratio in ratios:
+                count = kept_count(channels, ratio)
+                by_criterion = chosen.select(weights, count, statistics)
+                for method in resolved:
+                    kept = method.select(weights, count) if method.chooses else by_criterion
+                    matrix = method.deliver(weights, kept, statistics).matrix
+                    terms = error_terms(weights, kept, matrix)
+                    ware = moment_ware(weights, kept, matrix, statistics)
+                    rows.append(
+                        EstimateRow(
+                            name,
+                            ratio,
+                            method.name,
+                            len(kept),
+                            channels,
+                            **asdict(terms),
+                            ware=ware,
+                        )
+                    )
+        return Estimate(tuple(rows), statistics.source)
+
+
+def refine(
+    model: nn.Module,
+    example_inputs: Inputs,
+    result: Result,
+    steps: int = 100,
+    *,
+    data: Data | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Result:
+    """Refine the result of a compression of `model` further; neither is changed."""
+    check_data(data)
+    graph, own = result.graph, _repeatable(data)
+    return Prepared(model, example_inputs, graph, own, seed, progress).refine(result, steps)
+
+
+def estimate(
+    model: nn.Module,
+    example_inputs: Inputs,
+    ratios: Sequence[float] = (0.1, 0.3, 0.5),
+    *,
+    methods: Sequence[str | Method] = ("none", "neuron-merging", "lbyl", "echo"),
+    criterion: str | Criterion = DEFAULT_CRITERION,
+    data: Data | None = None,
+    seed: int = 0,
+) -> Estimate:
+    """RE, BE, ‖s‖ and WARE of every unit, ratio and method; nothing is cut."""
+    prepared = prepare(model, example_inputs, data=data, seed=seed)
+    return prepared.estimate(ratios, methods=methods, criterion=criterion)
+
+
+def check_data(data: Any) -> None:
+    """One clear error for data that are no source."""
+    if isinstance(data, str) and data not in SOURCES:
+        words = ", ".join(map(repr, SOURCES))
+        raise LbylError(
+            f"data is {data!r}: give {words}, a number of procedural images, or your own inputs"
+        )
+    if isinstance(data, bool) or (isinstance(data, int) and data < 2):
+        raise LbylError(f"data is {data!r}: statistics need at least 2 images")
+    known = data is None or isinstance(data, (str, int, Tensor, Statistics))
+    if isinstance(data, Mapping) or (not known and not isinstance(data, Iterable)):
+        raise LbylError(f"data is a {type(data).__name__}: give a tensor or an iterable of batches")
+
+
+def check_data_used(data: Data | None, task: Task, refine: int) -> None:
+    """Data that nothing would look at are refused: the caller expects them to matter."""
+    own = not isinstance(data, (str, int, Statistics))
+    if data is None or task.needs_statistics or (refine and own):
+        return
+    raise LbylError(
+        f"data= was given, but method {task.method.name!r} with correction "
+        f"{task.method.correction!r} looks at no data: leave data= out, or choose another "
+        "method, criterion or correction"
+    )
+
+
+def _repeatable(data: Data | None) -> Data | None:
+    """Inputs that can be gone through again."""
+    if data is None or isinstance(data, (str, int, Tensor, Statistics, list)):
+        return data
+    return list(data)
+
+
+class Clock:
+    """Seconds by stage, after those of what was prepared before."""
+
+    def __init__(self, before: Mapping[str, float]) -> None:
+        self.seconds = dict(before)
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+    def skip(self) -> None:
+        self._last = time.perf_counter()
+
+
+def _rows(graph: Graph, plan: Plan, restored: Restoration) -> Iterable[Row]:
+    for name, kept in plan.kept.items():
+        channels = plan.channels[name]
+        if len(kept) == channels:
+            yield Row(name, channels, len(kept))
+            continue
+        weights, error = restored.weights.pop(name), restored.error_of(graph[name])
+        delivery = restored.deliveries.get(name)
+        if delivery is None:
+            yield Row(name, channels, len(kept), error=error)
+            continue
+        terms = error_terms(weights, kept, delivery.matrix)
+        yield Row(name, channels, len(kept), **asdict(terms), error=error)

@@ -1,0 +1,200 @@
+"""Choosing between allocations and criteria by what they do to the whole network.
+
+Candidates are cut, restored in closed form and compared with the original on fresh inputs;
+statistics are collected once, so that only solves repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import nn
+
+from lbyl.graph.unit import Graph
+from lbyl.inputs.batches import FreshInputs, InputBatches
+from lbyl.planning.allocation import Allocation, Allocator, Counts, spare
+from lbyl.planning.budget import Budget, Sizes, curves, influence, within_error
+from lbyl.planning.criteria import Criterion
+from lbyl.planning.plan import Plan
+from lbyl.planning.ratio import counts as ratio_counts
+from lbyl.planning.task import Task, make_plan
+from lbyl.restoring.divergence import Divergence
+from lbyl.restoring.recalibrate import BatchNormMoments, batch_moments, recalibrate
+from lbyl.restoring.rewrite import Restoration, restore
+from lbyl.statistics.moments import Statistics
+from lbyl.surgery.indices import kept_indices
+from lbyl.torchkit.fallbacks import noting
+from lbyl.torchkit.run import Inputs, Progress
+
+DATA_FREE = ("procedural", "inversion")
+WHOLE, ALONE = 4, 8  # parts of a collection that networks are compared on: all of it cut, one unit
+
+TimeFraction = Callable[[Counts], float]
+"""Measures what fraction of the original's time a network with these channel counts takes."""
+
+
+@dataclass
+class Judges:
+    """The inputs that networks are compared on, and what the original makes of them."""
+
+    model: nn.Module
+    graph: Graph
+    fresh: FreshInputs
+    own: InputBatches | None = None  # the user's, instead of procedural ones
+
+    @cached_property
+    def whole(self) -> Divergence:
+        """Judges a network that was cut everywhere."""
+        ways = (False, True) if self.graph.norms and self.own is None else (False,)
+        return Divergence(self.model, self._inputs(WHOLE), ways)
+
+    @cached_property
+    def alone(self) -> Divergence:
+        """Judges a network of which one unit was cut: quicker."""
+        return Divergence(self.model, self._inputs(ALONE), (False,))
+
+    def _inputs(self, part: int) -> list[Inputs]:
+        if self.own is None:
+            return self.fresh.judging(part)
+        batches = list(self.own.batches)
+        return batches[: max(1, len(batches) // part)]
+
+    @cached_property
+    def second_pass(self) -> BatchNormMoments:
+        """What enters every BatchNorm of the original in the second pass."""
+        return batch_moments(self.model, self.fresh.second_pass)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A network cut as planned and restored, and how the plan was chosen."""
+
+    plan: Plan
+    restored: Restoration
+    recalibrated: int = 0  # BatchNorms
+    allocation: Allocation | None = None  # None: there was nothing to choose
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass
+class Chooser:
+    """Makes the plan that a task asks for, trying several where that is open."""
+
+    model: nn.Module
+    graph: Graph
+    statistics: Statistics | None
+    task: Task
+    judges: Judges
+    time_fraction: TimeFraction
+    progress: Progress | None = None
+
+    def choose(self) -> Trial:
+        """The network that the task asks for; of several the one that diverges least."""
+        task = self.task
+        if isinstance(task.amount, Plan):
+            task.amount.check(self.graph)
+            return self.trial(task.amount)
+        allocation = None
+        if isinstance(task.amount, Budget):  # widths by the last criterion, which knows most
+            allocation = self._within(task.amount, task.criteria[-1])
+        trials = [self._by(criterion, allocation) for criterion in task.criteria]
+        if len(trials) == 1:
+            return trials[0]
+        scores = [self.judges.whole(trial.restored.model) for trial in trials]
+        best = trials[scores.index(min(scores))]
+        names = [str(trial.plan.chosen_by) for trial in trials]
+        tried = {f"criterion {name}": score for name, score in zip(names, scores)}
+        kept = {name: len(indices) for name, indices in best.plan.kept.items()}
+        allocation = best.allocation or Allocation(kept, "given ratios")
+        return replace(best, allocation=replace(allocation, tried={**tried, **allocation.tried}))
+
+    def trial(self, plan: Plan, allocation: Allocation | None = None) -> Trial:
+        """Cut and restore as planned, and run both networks once more where that is asked for."""
+        method = self.task.method
+        with noting() as notes:
+            restored = restore(self.model, self.graph, plan, method, self.statistics, self.progress)
+            recalibrated = self._recalibrate(plan, restored.model)
+        return Trial(plan, restored, recalibrated, allocation, tuple(notes))
+
+    def _recalibrate(self, plan: Plan, slim: nn.Module) -> int:
+        """How many BatchNorms a second run of both networks moved."""
+        method, indices = self.task.method, kept_indices(self.graph, plan.kept)
+        # On own inputs the statistics hold already what a second run would show.
+        measured = self.statistics is not None and self.statistics.source in DATA_FREE
+        asked = method.correction == "recalibrate" and not getattr(method, "sequential", False)
+        if not (asked and measured and self.graph.norms and indices):
+            return 0
+        inputs, before = self.judges.fresh.second_pass, self.judges.second_pass
+        return recalibrate(self.model, slim, self.graph, indices, inputs, before=before)
+
+    def _by(self, criterion: Criterion | None, allocation: Allocation | None) -> Trial:
+        """The network with channels chosen by this criterion (None: by the method)."""
+        amount = self.task.amount
+        if allocation is not None:
+            return self.trial(self._plan(allocation.counts, criterion), allocation)
+        assert not isinstance(amount, (Budget, Plan))
+        counts = ratio_counts(self.graph, amount, self.task.multiple_of)
+        trial = self.trial(self._plan(counts, criterion))
+        if isinstance(amount, Mapping) or not self.task.method.tries or self.statistics is None:
+            return trial  # exactly as asked for
+        return self._sparing(trial, counts, criterion)
+
+    def _plan(self, counts: Counts, criterion: Criterion | None) -> Plan:
+        return make_plan(
+            self.model, self.graph, counts, self.task.method, criterion, self.statistics
+        )
+
+    def _score(self, criterion: Criterion | None) -> Callable[[Counts], float]:
+        def score(counts: Counts) -> float:
+            return self.judges.whole(self.trial(self._plan(counts, criterion)).restored.model)
+
+        return score
+
+    def _score_alone(self, criterion: Criterion | None) -> Callable[[Counts], float]:
+        """The same for one unit cut alone: a second pass would change little, so it is left out."""
+
+        def score(counts: Counts) -> float:
+            plan = self._plan(counts, criterion)
+            slim = restore(self.model, self.graph, plan, self.task.method, self.statistics).model
+            return self.judges.alone(slim)
+
+        return score
+
+    def _within(self, budget: Budget, criterion: Criterion | None) -> Allocation:
+        """The best allocation within a budget."""
+        assert self.statistics is not None
+        by_unit = curves(self.model, self.graph, self.statistics)
+        multiple_of = self.task.multiple_of
+        if budget.max_error is not None:
+            return Allocation(within_error(by_unit, budget.max_error, multiple_of), "max_error")
+        sizes = Sizes(self.graph)
+        allocator = Allocator(
+            by_unit,
+            {unit.name: unit.channels for unit in self.graph.units},
+            sizes.parameters if budget.params is not None else sizes.macs,
+            self._score(criterion),
+            self._score_alone(criterion),
+            multiple_of,
+            self.progress,
+        )
+        if budget.latency is not None:
+            return allocator.choose_by_latency(budget.latency, self.time_fraction)
+        return allocator.choose(budget.params if budget.params is not None else budget.macs or 1.0)
+
+    def _sparing(self, trial: Trial, counts: Counts, criterion: Criterion | None) -> Trial:
+        """A plain ratio less the units that cost much and save little."""
+        fractions = influence(self.model, self.graph.all_units)
+        harm = {}
+        for unit in self.graph.units:
+            error = trial.restored.error_of(unit)
+            if error is not None:
+                weight = max((fractions.get(c, 1.0) for c in unit.consumers), default=1.0)
+                harm[unit.name] = weight * error / max(1 - error, 1e-3)
+        channels = {unit.name: unit.channels for unit in self.graph.units}
+        macs = Sizes(self.graph).macs
+        allocation = spare(counts, channels, harm, macs, self._score(criterion))
+        if not allocation.spared:
+            return replace(trial, allocation=allocation if allocation.tried else None)
+        return self.trial(self._plan(allocation.counts, criterion), allocation)

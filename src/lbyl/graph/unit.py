@@ -1,0 +1,202 @@
+"""Units: sets of channels that can be pruned one by one, with everything that is cut with them.
+
+A unit is pure data (names and index tensors, no modules): it prints every consequence of removing a
+channel, and it knows several producers, several consumers and channel-wise layers with weights in
+between. Channels have one numbering for the whole network; a unit owns the range
+`start … start + channels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lbyl.errors import LbylError
+
+Axis = tuple[str, int]
+"""A parameter's name and one of its axes."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or linear layer: sums over input channels, makes new output channels."""
+
+    name: str  # the weight's module, or the weight itself where it stands alone
+    weight: str
+    bias: str | None
+    input_axis: int
+    output_axis: int
+    groups: int
+    kind: str  # "conv", "transposed" or "linear"
+    value_in: int
+    value_out: int
+    positions: int  # how often the weight is applied per example: MACs = positions × its size
+    call: int = field(repr=False)  # identity of the recorded call
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A BatchNorm: names of its parameters, and the values it stands between."""
+
+    name: str
+    mean: str
+    var: str
+    weight: str | None
+    bias: str | None
+    eps: float
+    value_in: int
+    value_out: int
+
+
+@dataclass(frozen=True)
+class Producer:
+    """A layer whose filters make the unit's channels."""
+
+    name: str
+    weight: str
+    axis: int
+    bias: str | None
+    norm: Norm | None  # the BatchNorm right behind it
+    kind: str
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A layer that reads channels; what pruned channels carried is written into its weight."""
+
+    name: str
+    weight: str
+    bias: str | None
+    axis: int  # of the weight, along which inputs lie
+    output_axis: int
+    norm: Norm | None  # the BatchNorm right behind it, which takes the corrections
+    kind: str
+    channel: Tensor = field(repr=False)  # for every input column its channel, −1 where fixed
+    calls: int = 1
+
+    def flattened_columns(self) -> Tensor | None:
+        """(channels, columns each) behind a flatten, where each channel has several columns.
+
+        None where a column belongs to no channel, or channels differ in their number of columns.
+        """
+        if bool((self.channel < 0).any()):
+            return None
+        order = torch.argsort(self.channel, stable=True)
+        _, counts = torch.unique(self.channel, return_counts=True)
+        if len(counts) == len(self.channel) or bool((counts != counts[0]).any()):
+            return None
+        return order.reshape(len(counts), -1)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Channels `start … start + channels`, who makes them, passes them on and reads them."""
+
+    name: str
+    start: int
+    channels: int
+    producers: tuple[Producer, ...]
+    consumers: tuple[str, ...]
+    between: tuple[str, ...]  # channel-wise layers with parameters, sliced along
+    path: tuple[str, ...]  # names of the calls between producer and first consumer
+    residual: bool = False  # additions tie its channels across layers
+
+    @property
+    def range(self) -> range:
+        return range(self.start, self.start + self.channels)
+
+    def owns(self, channel: Tensor) -> Tensor:
+        """(n,): whether each index of an axis, given by its channel, belongs to this unit."""
+        return (channel >= self.start) & (channel < self.range.stop)
+
+    def positions(self, channel: Tensor) -> Tensor:
+        """Indices of an axis that belong to this unit, ordered by channel, then by index."""
+        owned = torch.nonzero(self.owns(channel)).reshape(-1)
+        return owned[torch.argsort(channel[owned], stable=True)]
+
+    def slice_counts(self, channel: Tensor) -> Tensor:
+        """(m,): how many indices of an axis belong to each of this unit's channels."""
+        owned = channel[self.owns(channel)]
+        return torch.bincount(owned - self.start, minlength=self.channels)
+
+    def __str__(self) -> str:
+        made = " + ".join(p.name for p in self.producers)
+        through = " → ".join(self.path) or "nothing"
+        lines = [f"{self.name}: {self.channels} channels", f"  made by    {made}"]
+        lines += [f"  sliced     {', '.join(self.between)}"] if self.between else []
+        lines += [f"  through    {through}", f"  read by    {', '.join(self.consumers)}"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All units of a network, and for each unprunable layer the reason."""
+
+    units: tuple[Unit, ...]
+    consumers: Mapping[str, Consumer]
+    axes: Mapping[Axis, Tensor]  # every parameter axis that carries channels: index → channel
+    unprunable: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    layers: tuple[Layer, ...] = field(repr=False)
+    norms: tuple[Norm, ...] = field(repr=False)
+    fixed_macs: int = 0
+    batch: int = 1
+    all_units: tuple[Unit, ...] = field(default=(), repr=False)  # residual ones too, for budgets
+
+    @classmethod
+    def empty(cls, unprunable: Mapping[str, str]) -> Graph:
+        """A graph without units, for a result that was read from a file."""
+        return cls((), {}, {}, unprunable, {}, (), ())
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.units)
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __getitem__(self, name: str) -> Unit:
+        if name not in self._by_name:
+            raise LbylError(f"no unit is named {name!r}; the units are {', '.join(self.names)}")
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Unit]:
+        return {unit.name: unit for unit in self.units}
+
+    @property
+    def names(self) -> list[str]:
+        return [unit.name for unit in self.units]
+
+    @property
+    def channels(self) -> int:
+        return sum(unit.channels for unit in self.units)
+
+    def columns(self, unit: Unit, consumer: Consumer) -> Tensor:
+        """Input columns of a consumer by channel of a unit: (channels read, columns each)."""
+        positions = unit.positions(consumer.channel)
+        present = torch.unique(consumer.channel[positions])
+        if len(positions) % max(1, len(present)):
+            raise LbylError(f"{consumer.name} reads the channels of {unit.name} unevenly")
+        return positions.reshape(len(present), -1)
+
+    def macs(self, sizes: Mapping[str, int] | None = None) -> int:
+        """Multiply–accumulates of one example; `sizes` gives numbers of weights after slicing."""
+        total = self.fixed_macs
+        for layer in self.layers:
+            size = (
+                sizes[layer.weight] if sizes else int(torch.Size(self.shapes[layer.weight]).numel())
+            )
+            total += layer.positions * size
+        return total // self.batch
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.units)} units, {self.channels} prunable channels", ""]
+        lines += [str(unit) for unit in self.units]
+        if self.unprunable:
+            lines += ["", "unprunable"]
+            lines += [f"  {name}: {reason}" for name, reason in self.unprunable.items()]
+        return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""Pink noise: the power spectrum of natural images, in any number of dimensions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+Size = tuple[int, ...]
+PINK_EXPONENT = 1.5
+
+
+def pink_noise(
+    count: int, channels: int, size: Size, generator: torch.Generator, own_colour: float
+) -> Tensor:
+    """Noise of amplitude 1/f^1.5; `own_colour` is what a channel has besides the common grey."""
+    white = normal((count, channels, *size), generator).mul_(own_colour)
+    white += normal((count, 1, *size), generator)
+    dims = tuple(range(2, 2 + len(size)))
+    # Shaping real noise costs a second transform, but needs no care for Hermitian symmetry.
+    spectrum = torch.fft.rfftn(white, dim=dims)
+    spectrum *= _amplitude(size, white.device)
+    noise: Tensor = torch.fft.irfftn(spectrum, s=size, dim=dims)
+    return noise
+
+
+def _amplitude(size: Size, device: torch.device) -> Tensor:
+    """1/f^1.5 on the half spectrum, f in cycles per pixel; none at f = 0, the mean."""
+    if math.prod(size) == 1:  # one pixel has nothing but its mean
+        return torch.ones(size, device=device)
+    axes = [torch.fft.fftfreq(side, device=device) for side in size[:-1]]
+    axes.append(torch.fft.rfftfreq(size[-1], device=device))
+    squares = torch.zeros((), device=device)
+    for axis in axes:
+        squares = squares.unsqueeze(-1) + axis.square()
+    # Dividing by the lowest frequency keeps the numbers near one, whatever the size.
+    lowest = 1 / max(size)
+    amplitude = (squares.sqrt() / lowest).clamp_min(1e-6).pow(-PINK_EXPONENT)
+    return torch.where(squares > 0, amplitude, 0.0)
+
+
+def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, device=generator.device, generator=generator)
+
+
+def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, device=generator.device, generator=generator) * 2 - 1

@@ -1,0 +1,120 @@
+"""Random text: token numbers that a language model takes for something like its own.
+
+What is known without data is the table of embeddings. Tokens that were never trained lie near the
+table's mean and are left out. Tokenisers number tokens by how frequent they are, so ranks follow
+Zipf's law. And text is about something: most tokens of a sequence are drawn near one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from lbyl.torchkit.intercept import Function, Interceptor
+from lbyl.torchkit.run import Inputs, call_model, evaluation_mode
+
+TOPICAL = 0.7  # fraction of tokens drawn from the neighbourhood of the sequence's topic
+NEIGHBOURS = 64
+ZIPF_OFFSET = 30  # p ∝ 1 / (rank + offset)
+TRAINED = 0.7  # of the median distance to the mean embedding
+LENGTH = 20  # short sequences are mixed less by attention, as real ones are
+
+
+@dataclass(frozen=True)
+class Text:
+    """The example input that holds token numbers, and the table it is looked up in."""
+
+    tokens: Tensor
+    table: Tensor
+
+
+class _Lookups(Interceptor):
+    """Notes which of the given tensors are looked up in which table."""
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self.inputs = {x.data_ptr(): x for x in inputs}
+        self.texts: list[Text] = []
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is F.embedding:
+            tokens, table = args[0], args[1] if len(args) > 1 else kwargs["weight"]
+            given = self.inputs.get(tokens.data_ptr())
+            if given is not None and given.numel() == tokens.numel():
+                self.texts.append(Text(given, table.detach()))
+        return func(*args, **kwargs)
+
+
+def find_text(model: nn.Module, example_inputs: Inputs) -> Text | None:
+    """The input of token numbers with the largest table, None where there is none."""
+    whole = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor) and x.dim() == 2]
+    whole = [x for x in whole if not x.dtype.is_floating_point and x.dtype != torch.bool]
+    if not whole:
+        return None
+    lookups = _Lookups(whole)
+    with evaluation_mode(model), torch.no_grad(), lookups:
+        call_model(model, example_inputs)
+    return max(lookups.texts, key=lambda text: len(text.table), default=None)
+
+
+def random_text(text: Text, example_inputs: Inputs, count: int, seed: int) -> Inputs:
+    """`count` sequences in the form of the example; first and last token are the example's own."""
+    generator = torch.Generator().manual_seed(seed)
+    length = text.tokens.shape[1]
+    others = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
+    if all(x.shape == text.tokens.shape for x in others):
+        length = min(length, LENGTH)
+    rows = torch.arange(count) % len(text.tokens)
+    example = text.tokens.cpu()[rows]
+    drawn = draw(text.table, (count, length), generator)
+    if length > 2:
+        drawn[:, 0], drawn[:, -1] = example[:, 0], _last(text, example_inputs)[rows]
+
+    def like(x: Tensor) -> Tensor:
+        if x is text.tokens:
+            return drawn.to(x)
+        if x.shape != text.tokens.shape:
+            return x[:1].expand(count, *x.shape[1:]) if x.dim() else x
+        # Of masks and positions the row that is fullest, so that no token is padding.
+        return x[int(x.sum(1).argmax())][None, :length].expand(count, -1)
+
+    return tree_map_only(Tensor, like, example_inputs)
+
+
+def _last(text: Text, example_inputs: Inputs) -> Tensor:
+    """The last token of every example that a mask of zeros and ones does not hide."""
+    tokens = text.tokens.cpu()
+    for x in tree_flatten(example_inputs)[0]:
+        mask = x.cpu() if isinstance(x, Tensor) and x.shape == tokens.shape else None
+        if mask is not None and x is not text.tokens and bool((mask[:, 0] == 1).all()):
+            ends = (mask != 0).sum(1) - 1
+            return tokens.gather(1, ends[:, None])[:, 0]
+    return tokens[:, -1]
+
+
+def draw(table: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Token numbers (sequences, length) for a table of embeddings (tokens, width)."""
+    table = table.float().cpu()
+    distance = (table - table.mean(0)).norm(dim=1)
+    trained = torch.nonzero(distance >= TRAINED * distance.median()).reshape(-1)
+    likely = 1 / (torch.arange(len(trained)) + float(ZIPF_OFFSET))
+    count, length = shape
+
+    def pick(number: int) -> Tensor:
+        return torch.multinomial(likely, number, replacement=True, generator=generator)
+
+    loose = pick(count * length).reshape(shape)
+    directions = F.normalize(table[trained], dim=1)
+    near = min(NEIGHBOURS, len(trained))
+    topics = directions[pick(count)]
+    around = torch.cat(
+        [(part @ directions.T).topk(near, dim=1).indices for part in topics.split(64)]
+    )
+    bound = around.gather(1, torch.randint(near, shape, generator=generator))
+    topical = torch.rand(shape, generator=generator) < TOPICAL
+    return trained[torch.where(topical, bound, loose)]

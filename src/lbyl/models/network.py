@@ -1,0 +1,58 @@
+"""A network with what is needed to feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.models.zoo.registry import IMAGENET_MEAN, IMAGENET_STD
+from lbyl.torchkit.run import Inputs
+
+WEIGHT_FILES = (".safetensors", ".pth", ".pt")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with what is needed to feed it."""
+
+    name: str
+    model: nn.Module
+    example: Inputs
+    input_shape: tuple[int, ...]
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    weights: str | None = None  # None: as the factory made it, which mostly means untrained
+    classes: int | None = None  # None: as many as the architecture has of itself
+
+    @property
+    def flatten(self) -> bool:
+        """Whether images are given to the network as vectors."""
+        return len(self.input_shape) == 1
+
+    @property
+    def image_size(self) -> int | None:
+        return self.input_shape[-1] if len(self.input_shape) == 3 else None
+
+    def to(self, device: str | torch.device) -> Network:
+        """The same on another device; the model itself is moved."""
+        example = torch.utils._pytree.tree_map_only(Tensor, lambda x: x.to(device), self.example)
+        return replace(self, model=self.model.to(device), example=example)
+
+    def scaled(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> Network:
+        """The same with another normalisation of its inputs, where one is given."""
+        return replace(self, mean=tuple(mean or self.mean), std=tuple(std or self.std))
+
+    def describe(self) -> dict[str, Any]:
+        """What another run needs to build the network again, as plain data."""
+        return {
+            "name": self.name,
+            "input_shape": list(self.input_shape),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "weights": self.weights,
+            "classes": self.classes,
+        }

@@ -1,0 +1,229 @@
+"""Budgets, what channels cost, and the predicted error of pruning them.
+
+Backward elimination gives, for every unit and without data, what each further pruned channel adds
+to the error at its consumers. Channels are pruned where that is least per multiply–accumulate (or
+parameter) saved; one threshold on the price serves all units, found by bisection. `allocation`
+weighs these predictions against what the whole network does. An error inside a residual block
+counts by the block's fraction of the residual sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.errors import LbylError
+from lbyl.graph.unit import Axis, Graph, Producer, Unit
+from lbyl.graph.weights import unit_weights
+from lbyl.planning.elimination import EchoCriterion, consumer_view
+from lbyl.statistics.moments import Statistics
+from lbyl.torchkit.tensors import tensors
+
+LEAST_KEPT = 0.1  # fraction of a unit's channels that is always kept
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Predicted relative error of a unit at its consumers, by how many channels are pruned."""
+
+    error: Tensor  # (m,): error[k] with k channels pruned, 0 … 1, never falling
+    influence: float = 1.0  # the fraction of its consumers' output in what follows
+
+    @property
+    def price(self) -> Tensor:
+        """(m − 1,): what each removal adds, made non-decreasing so that a threshold is a prefix."""
+        noise = self.error / (1 - self.error).clamp(min=1e-3)  # noise to signal: no layer is wiped
+        return self.influence * torch.cummax(noise.diff(), 0).values
+
+
+def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, Curve]:
+    """The error curve of every unit, by the criterion `echo`."""
+    weights = unit_weights(graph, model)
+    fractions = influence(model, graph.all_units)
+    made = {}
+    for unit in graph.units:
+        order = EchoCriterion().order(weights[unit.name], statistics)
+        view = consumer_view(weights[unit.name], statistics)
+        total = 1.0
+        if view is not None:
+            total = float((view.weight * view.covariance).sum().clamp(min=1e-30))
+        costs = torch.tensor([0.0, *(cost for _, cost in order)], dtype=torch.float64)
+        error = (costs.clamp(min=0).cumsum(0) / total).clamp(max=1.0)
+        fraction = max((fractions.get(c, 1.0) for c in unit.consumers), default=1.0)
+        made[unit.name] = Curve(error, fraction)
+    return made
+
+
+def influence(model: nn.Module, units: Sequence[Unit]) -> dict[str, float]:
+    """Layer → fraction of its output in the variance of the residual sum it is added to.
+
+    BatchNorm keeps the variance of each layer's output in γ². A layer inside a block has the
+    fraction of the block's last layer. `units` are those of a network with its residual ones.
+    """
+    state = tensors(model)
+    fractions: dict[str, float] = {}
+    for unit in units:
+        if unit.residual:
+            power = 0.0
+            for producer in unit.producers:
+                own = _power(producer, state)
+                power += own
+                fractions[producer.name] = own / power if own else 1.0
+    for unit in reversed(units):  # later layers first: inner ones look at what follows
+        if not unit.residual:
+            after = max((fractions.get(c, 1.0) for c in unit.consumers), default=1.0)
+            fractions |= {p.name: after for p in unit.producers}
+    return fractions
+
+
+def _power(producer: Producer, state: Mapping[str, Tensor]) -> float:
+    """Variance of a layer's output summed over channels, 0 where there is no BatchNorm with γ."""
+    norm = producer.norm
+    if norm is None or norm.weight is None:
+        return 0.0
+    return float(state[norm.weight].detach().double().square().sum())
+
+
+class Sizes:
+    """Sizes of all parameters as a function of how many channels of each unit are kept."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.units = {unit.name: unit for unit in graph.units}
+        self._owned: dict[Axis, dict[str, float]] = {}
+        starts = torch.tensor([u.start for u in graph.units] or [0])
+        for axis, channel in graph.axes.items():
+            unit_index = torch.searchsorted(starts, channel.clamp(min=0), right=True) - 1
+            per_unit: dict[str, float] = {}
+            for i in torch.unique(unit_index[channel >= 0]).tolist():
+                unit = graph.units[i]
+                mine = int(unit.owns(channel).sum())
+                if mine:
+                    per_unit[unit.name] = mine / unit.channels
+            if per_unit:
+                self._owned[axis] = per_unit
+
+    def of(self, name: str, counts: Mapping[str, int]) -> int:
+        """Elements of a parameter when `counts` channels of each unit are kept."""
+        total = 1.0
+        for axis, size in enumerate(self.graph.shapes[name]):
+            pruned = sum(
+                (self.units[u].channels - counts[u]) * each
+                for u, each in self._owned.get((name, axis), {}).items()
+            )
+            total *= size - pruned
+        return round(total)
+
+    def macs(self, counts: Mapping[str, int]) -> int:
+        weights = {c.weight for c in self.graph.layers}
+        return self.graph.macs({name: self.of(name, counts) for name in weights})
+
+    def parameters(self, counts: Mapping[str, int]) -> int:
+        return sum(self.of(name, counts) for name in self.graph.shapes)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be left of a network, given as exactly one of these.
+
+    `macs`, `params` and `latency` are fractions of the original's; `max_error` is the largest
+    predicted error of a layer. Of several allocations within the budget the one is kept whose
+    network diverges least from the original.
+    """
+
+    macs: float | None = None
+    params: float | None = None
+    latency: float | None = None
+    max_error: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if len(given) != 1:
+            names = ", ".join(given or asdict(self))
+            raise LbylError(f"a budget is exactly one of {names}, not {len(given)} of them")
+        for name, value in given.items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 < value <= 1:
+                raise LbylError(f"{name} is {value!r}: it must be above 0 and at most 1")
+
+
+def within_error(
+    curves: Mapping[str, Curve], max_error: float, multiple_of: int | None
+) -> dict[str, int]:
+    """Unit → channels that stay when no unit's predicted error passes a limit."""
+    return {n: _kept(c, c.error[1:], max_error, multiple_of) for n, c in curves.items()}
+
+
+def prices(
+    curves: Mapping[str, Curve],
+    full: Mapping[str, int],
+    measure: Callable[[Mapping[str, int]], int],
+) -> dict[str, Tensor]:
+    """Error added per element of cost saved, for every removal of every unit."""
+    whole = measure(full)
+    saved = {name: whole - measure({**full, name: full[name] - 1}) for name in curves}
+    return {name: curve.price / max(saved[name], 1) for name, curve in curves.items()}
+
+
+def _kept(curve: Curve, price: Tensor, limit: float, multiple_of: int | None) -> int:
+    """Channels kept when every removal priced under the limit is made."""
+    channels = len(curve.error)
+    least = max(1, int(LEAST_KEPT * channels))
+    count = max(least, channels - int((price <= limit).sum()))
+    if multiple_of:
+        count = -(-count // multiple_of) * multiple_of
+    return min(channels, count)
+
+
+def bisect_prices(
+    curves: Mapping[str, Curve],
+    prices: Mapping[str, Tensor],
+    measure: Callable[[Mapping[str, int]], int],
+    budget: float,
+    multiple_of: int | None,
+) -> dict[str, int]:
+    """The lowest price limit at which the network fits the budget."""
+
+    def counts(limit: float) -> dict[str, int]:
+        return {n: _kept(c, prices[n], limit, multiple_of) for n, c in curves.items()}
+
+    every = torch.cat(list(prices.values())).clamp(min=0).sort().values
+    low, high = -1, len(every) - 1
+    if measure(counts(float(every[high]))) > budget:
+        raise LbylError(
+            "the budget cannot be met by pruning alone: even the smallest network allowed is "
+            f"{measure(counts(float(every[high]))):,} against {budget:,.0f}"
+        )
+    while high - low > 1:
+        index = (low + high) // 2
+        fits = measure(counts(float(every[index]))) <= budget
+        low, high = (low, index) if fits else (index, high)
+    over = counts(float(every[low])) if low >= 0 else {n: len(c.error) for n, c in curves.items()}
+    return _between(over, counts(float(every[high])), measure, budget, multiple_of)
+
+
+def _between(
+    over: Mapping[str, int],
+    under: Mapping[str, int],
+    measure: Callable[[Mapping[str, int]], int],
+    budget: float,
+    multiple_of: int | None,
+) -> dict[str, int]:
+    """As close to the budget as a mixture of two neighbouring allocations comes.
+
+    Removals of one price come in blocks; taking only part of a block spends the whole budget.
+    """
+    best, low, high = dict(under), 0.0, 1.0
+    for _ in range(12):
+        fraction = (low + high) / 2
+        tried = {n: under[n] + int(fraction * (over[n] - under[n])) for n in under}
+        if multiple_of:
+            tried = {n: min(over[n], -(-t // multiple_of) * multiple_of) for n, t in tried.items()}
+        if measure(tried) <= budget:
+            best, low = tried, fraction
+        else:
+            high = fraction
+    return best

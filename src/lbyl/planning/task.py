@@ -1,0 +1,109 @@
+"""What is to be pruned, with every argument resolved and none in contradiction to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lbyl.errors import LbylError
+from lbyl.graph.unit import Graph
+from lbyl.graph.weights import unit_weights
+from lbyl.methods import Method
+from lbyl.methods import registry as methods
+from lbyl.planning.budget import Budget
+from lbyl.planning.criteria import Criterion
+from lbyl.planning.criteria import registry as criteria
+from lbyl.planning.elimination import EchoCriterion
+from lbyl.planning.plan import Plan
+from lbyl.planning.ratio import check_multiple
+from lbyl.statistics.moments import Statistics
+
+DEFAULT_RATIO = 0.3
+DEFAULT_CRITERION = "l2"
+
+Amount = float | Mapping[str, float] | Budget | Plan
+"""What is pruned: one ratio, patterns with a ratio each, a budget, or a plan made before."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One compression, with every argument resolved and none in contradiction to another."""
+
+    amount: Amount
+    criteria: tuple[Criterion | None, ...]  # to choose between; None: the method or plan chose
+    method: Method
+    multiple_of: int | None = None
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether anything in it looks at means and covariances."""
+        return (
+            self.method.needs_statistics
+            or self.method.corrects
+            or isinstance(self.amount, Budget)
+            or any(c is not None and c.needs_statistics for c in self.criteria)
+        )
+
+    @classmethod
+    def of(
+        cls,
+        ratio: Amount | None,
+        criterion: str | Criterion | None,
+        method: str | Method,
+        multiple_of: int | None,
+    ) -> Task:
+        """Resolve names; one clear error where two arguments contradict each other."""
+        resolved = methods.resolve(method)
+        if not isinstance(resolved, Method):
+            raise LbylError(f"{resolved!r} is no method; the known ones are {methods.names()}")
+        check_multiple(multiple_of)
+        if isinstance(ratio, Plan):
+            for name, value in (("criterion", criterion), ("multiple_of", multiple_of)):
+                if value is not None:
+                    raise LbylError(
+                        f"a plan says which channels stay, so {name}= has no say: leave it out, "
+                        "or give a ratio instead of the plan"
+                    )
+            return cls(ratio, (None,), resolved)
+        if resolved.chooses:
+            if criterion is not None:
+                raise LbylError(
+                    f"method {resolved.name!r} chooses its channels itself, so criterion= has no "
+                    "say: leave it out"
+                )
+            return cls(DEFAULT_RATIO if ratio is None else ratio, (None,), resolved, multiple_of)
+        amount = DEFAULT_RATIO if ratio is None else ratio
+        if criterion is None and resolved.tries:
+            return cls(amount, (criteria.resolve("l2"), EchoCriterion()), resolved, multiple_of)
+        scoring = criteria.resolve(DEFAULT_CRITERION if criterion is None else criterion)
+        if not isinstance(scoring, Criterion):
+            raise LbylError(f"{scoring!r} is no criterion; the known ones are {criteria.names()}")
+        return cls(amount, (scoring,), resolved, multiple_of)
+
+
+def make_plan(
+    model: nn.Module,
+    graph: Graph,
+    left: Mapping[str, int],
+    method: Method,
+    criterion: Criterion | None,
+    statistics: Statistics | None = None,
+) -> Plan:
+    """Choose the kept channels of every unit, so many of each; without criterion by the method."""
+    weights = unit_weights(graph, model)
+    kept = {}
+    for name, count in left.items():
+        unit = weights.pop(name)  # so that what it reads in float64 is freed before the next
+        if count == unit.unit.channels:
+            kept[name] = torch.arange(count)
+        elif criterion is None:
+            kept[name] = method.select(unit, count)
+        else:
+            kept[name] = criterion.select(unit, count, statistics)
+    sizes = {unit.name: unit.channels for unit in graph.units}
+    if criterion is None:
+        return Plan(kept, sizes, method=method.to_dict())
+    return Plan(kept, sizes, criterion=criterion.to_dict())

@@ -1,0 +1,1 @@
+"""From a plan and deliveries to new weights: rewrite, correct, recalibrate, refine."""

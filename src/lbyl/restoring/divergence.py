@@ -1,0 +1,108 @@
+"""How far a slim network's outputs are from the original's, on inputs that nothing was fitted on.
+
+It is what allocations and criteria are chosen by: no label is needed, and unlike errors of single
+layers it sees what the whole network makes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lbyl.graph.watch import Watch
+from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+
+FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
+
+
+@dataclass
+class Divergence:
+    """Divergence from `model` on `batches`, the geometric mean over ways of normalising.
+
+    BatchNorm as in use tells more where outputs differ much, by the batch where they differ little:
+    together they misjudge least. Networks without BatchNorm need one way only.
+    """
+
+    model: nn.Module
+    batches: Sequence[Inputs]
+    by_batch: Sequence[bool] = (False, True)
+
+    @cached_property
+    def _outputs(self) -> dict[bool, list[list[Tensor]]]:
+        return {way: outputs(self.model, self.batches, way) for way in self.by_batch}
+
+    @cached_property
+    def _temperatures(self) -> dict[bool, float]:
+        return {
+            way: half_sure(torch.cat([out[0] for out in batches]))
+            for way, batches in self._outputs.items()
+        }
+
+    def __call__(self, slim: nn.Module) -> float:
+        """The divergence; infinite where the slim network gives no finite outputs."""
+        logs = [math.log(max(self._one(slim, way), FLOOR)) for way in self.by_batch]
+        mean = sum(logs) / len(logs)
+        return math.exp(mean) if math.isfinite(mean) else math.inf
+
+    def _one(self, slim: nn.Module, way: bool) -> float:
+        teacher, student = self._outputs[way], outputs(slim, self.batches, way)
+        if all(is_answer(out) for out in teacher):
+            temperature = self._temperatures[way]
+            parts = [kl(t[0], s[0], temperature) for t, s in zip(teacher, student, strict=True)]
+        else:
+            parts = [relative_error(t, s) for t, s in zip(teacher, student, strict=True)]
+        value = float(torch.cat(parts).mean())
+        return value if math.isfinite(value) else math.inf
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, batches: Sequence[Inputs], by_batch: bool) -> list[list[Tensor]]:
+    """Every floating output of every batch, in float64."""
+    made = []
+    with evaluation_mode(model):
+        for batch in batches:
+            with Watch(by_batch=by_batch):
+                out = call_model(model, batch)
+            made.append([x.double() for x in tensors_in(out) if x.is_floating_point() and x.dim()])
+    return made
+
+
+def is_answer(out: list[Tensor]) -> bool:
+    """Whether an output is one vector of scores an example, as a classifier's is."""
+    return len(out) == 1 and out[0].dim() == 2 and out[0].shape[1] > 1
+
+
+def kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """(n,): Kullback–Leibler divergence of the student's softmax from the teacher's."""
+    p, q = (F.log_softmax(x / temperature, 1) for x in (teacher, student))
+    return (p.exp() * (p - q)).sum(1)
+
+
+def relative_error(teacher: list[Tensor], student: list[Tensor]) -> Tensor:
+    """(1,): squared error relative to the variance, the mean over outputs of one shape."""
+    pairs = [(t, s) for t, s in zip(teacher, student) if t.shape == s.shape and t.numel()]
+    if not pairs:
+        return torch.full((1,), math.inf)
+    parts = [(t - s).square().mean() / t.var(correction=0).clamp(min=1e-300) for t, s in pairs]
+    return torch.stack(parts).mean()[None].cpu()
+
+
+def half_sure(scores: Tensor) -> float:
+    """The temperature at which the mean entropy of answers is half of the greatest.
+
+    It makes the divergence independent of the scale of scores, which differs between networks.
+    """
+    aim, low, high = 0.5 * math.log(scores.shape[1]), -20.0, 20.0  # in logarithms
+    scale = float((scores - scores.mean(1, keepdim=True)).std().clamp(min=1e-30))
+    for _ in range(40):
+        centre = (low + high) / 2
+        p = F.log_softmax(scores / (scale * math.exp(centre)), 1)
+        entropy = float(-(p.exp() * p).sum(1).mean())
+        low, high = (centre, high) if entropy < aim else (low, centre)
+    return scale * math.exp((low + high) / 2)

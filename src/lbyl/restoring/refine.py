@@ -1,0 +1,293 @@
+"""Refinement: the slim network is trained to give the original's outputs at every cut consumer.
+
+A closed form can only rewrite consumers. Here the original (the teacher) and the slim network (the
+student) run on the same procedural inputs, BatchNorm normalising by the batch. The trainable
+parameters are all that lost channels; the loss is the error of each consumer's output (behind its
+BatchNorm, where it has one), relative to the variance of the teacher's. No data, no labels, inputs
+drawn anew for every step. Steps are relative to the size of a tensor and to the error there is to
+undo; where the first ones raise the loss they begin again smaller, so that one rate serves all
+networks; they shrink linearly to zero. What does not lower the loss on inputs that no step has seen
+is undone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.errors import LbylError
+from lbyl.graph.unit import Axis, Consumer, Graph
+from lbyl.graph.watch import NormCall, Watch
+from lbyl.inputs.batches import InputBatches
+from lbyl.restoring.recalibrate import recalibrate
+from lbyl.surgery.indices import consumers_cut
+from lbyl.torchkit.fallbacks import note
+from lbyl.torchkit.format import counted
+from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
+from lbyl.torchkit.tensors import tensors
+
+RATE = 0.03  # the first step, in root mean squares of a tensor times the error to be undone
+TRIAL, SMALLER, TRIES = 4, 3, 5  # steps after which to look, and to begin again smaller if they
+HARM = 1.02  # made the loss so much larger: by less, it may be chance
+PATIENT = 100  # with fewer steps than this each is smaller, for there are few to undo its noise
+BETAS = (0.9, 0.99)  # of Adam, whose usual long average of squares is no use in tens of steps
+ANY_VARIANCE = (1e-6, 1e6)  # trained filters may change the scale of their output
+OutputCallback = Callable[[str, int, Tensor], None]
+"""Called with a consumer's name, the axis its channels lie along, and its output."""
+
+
+class ConsumerOutputs(Watch):
+    """Hands on the output of every consumer, behind its BatchNorm where it has one."""
+
+    frozen = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        consumers: Sequence[Consumer],
+        by_batch: bool,
+        callback: OutputCallback,
+    ) -> None:
+        super().__init__(model, [c for c in consumers if c.norm is None], by_batch)
+        state = tensors(model)
+        self.norms = {id(state[c.norm.mean]): c for c in consumers if c.norm is not None}
+        self.callback = callback
+
+    def after_norm(self, call: NormCall, out: Tensor) -> None:
+        consumer = self.norms.get(id(call.mean))
+        if consumer is not None:
+            self.callback(consumer.name, 1, out)
+
+    def after_layer(self, consumer: Consumer, out: Tensor) -> None:
+        if out.dim() > 1:
+            self.callback(consumer.name, -1 if consumer.kind == "linear" else 1, out)
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What refinement did."""
+
+    asked: int  # steps
+    steps: int  # that were kept: 0 where they were taken back
+    loss_before: float  # on inputs that no step saw
+    loss_after: float
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"refinement taken back ({counted(self.asked, 'step')} did not help)"
+        return (
+            f"refined by {counted(self.steps, 'step')} "
+            f"(loss {self.loss_before:.3g} → {self.loss_after:.3g})"
+        )
+
+
+@dataclass
+class Distillation:
+    """A teacher (the original), a student (its slim copy) and the loss between their consumers."""
+
+    teacher: nn.Module
+    student: nn.Module
+    graph: Graph
+    indices: Mapping[Axis, Tensor]
+    by_batch: bool = True  # how BatchNorm normalises
+
+    def __post_init__(self) -> None:
+        self.consumers = consumers_cut(self.graph, self.indices)
+        self.rows = {
+            c.name: self.indices.get((c.norm.mean, 0) if c.norm else (c.weight, c.output_axis))
+            for c in self.consumers
+        }
+        self._targets: dict[str, list[Tensor]] = {}
+        self._errors: list[Tensor] = []
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The trainable parameters: those of the student that lost channels."""
+        before = dict(self.teacher.named_parameters())
+        return [
+            p
+            for name, p in self.student.named_parameters()
+            if p.dtype.is_floating_point and name in before and p.shape != before[name].shape
+        ]
+
+    @cached_property
+    def _teacher_watch(self) -> ConsumerOutputs:
+        return ConsumerOutputs(self.teacher, self.consumers, self.by_batch, self._keep_target)
+
+    @cached_property
+    def _student_watch(self) -> ConsumerOutputs:
+        return ConsumerOutputs(self.student, self.consumers, self.by_batch, self._compare)
+
+    def _keep_target(self, name: str, axis: int, output: Tensor) -> None:
+        rows = self.rows[name]
+        # A copy either way: an activation in place would change it behind our back.
+        kept = output.clone() if rows is None else output.index_select(axis, rows.to(output.device))
+        self._targets.setdefault(name, []).append(kept)
+
+    def _compare(self, name: str, axis: int, output: Tensor) -> None:
+        if self._targets.get(name):
+            self._errors.append(relative_error(output, self._targets[name].pop(0), axis))
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        """Squared error of each consumer's output over the teacher's variance, summed."""
+        self._targets, self._errors = {}, []
+        with evaluation_mode(self.teacher), torch.no_grad(), self._precision(), self._teacher_watch:
+            call_model(self.teacher, inputs)
+        with evaluation_mode(self.student), self._precision(), self._student_watch:
+            call_model(self.student, inputs)
+        errors, self._targets, self._errors = self._errors, {}, []
+        return torch.stack(errors).sum() if errors else torch.zeros(())
+
+    def _precision(self) -> torch.autocast:
+        """bfloat16 on a GPU, where it is several times as fast; the loss is in float32."""
+        kind = device_of(self.teacher).type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda")
+
+
+def relative_error(output: Tensor, target: Tensor, axis: int) -> Tensor:
+    """Mean squared difference over the mean variance of the target's channels (along `axis`)."""
+    if output.shape != target.shape:
+        raise LbylError("a consumer of the slim model gives another shape than the original's")
+    output, target = output.float(), target.float()
+    axis %= target.dim()
+    others = [d for d in range(target.dim()) if d != axis]
+    variance = target.var(others, correction=0).mean()
+    # Squared after the difference: activations in place change the output that a loss would keep.
+    return (output - target).square().mean() / (variance + 1e-12)
+
+
+def refine(
+    original: nn.Module,
+    slim: nn.Module,
+    graph: Graph,
+    indices: Mapping[Axis, Tensor],
+    steps: int,
+    inputs: Iterator[Inputs],
+    second_pass: InputBatches | None,
+    progress: Progress | None = None,
+) -> Refinement:
+    """Train `slim` (in place), the student, towards `original`, the teacher, a batch a step.
+
+    With inputs for a `second_pass` BatchNorm normalises by the batch and its running statistics are
+    recalibrated on those afterwards; without them it works in its ordinary mode.
+    """
+    if torch.is_inference_mode_enabled():
+        raise LbylError("refine= needs gradients: call compress outside of torch.inference_mode()")
+    task = Distillation(original, slim, graph, indices, by_batch=second_pass is not None)
+    held = next(inputs)
+    parameters = task.trainable()
+    with torch.no_grad():
+        first = float(task.loss(held))
+    if not math.isfinite(first):
+        note("not refined: outputs of the two networks differ by what is not finite")
+        return Refinement(steps, 0, 0.0, 0.0)
+    if not parameters or first == 0:
+        return Refinement(steps, 0, first, first)
+    last = first
+    before = [p.detach().clone() for p in parameters]
+
+    def improved(than: float = 1.0) -> bool:
+        """Whether the steps so far have helped; if not, they are taken back."""
+        nonlocal last
+        with torch.no_grad():
+            last = float(task.loss(held))
+            if last < than * first:  # NaN is not
+                return True
+            for parameter, old in zip(parameters, before):
+                parameter.copy_(old)
+        return False
+
+    rate = RATE * min(1.0, steps / PATIENT) * (first / len(task.consumers)) ** 0.5
+    with torch.enable_grad(), requiring_gradients(parameters):
+        rates = (rate / SMALLER**i for i in range(TRIES))
+        helped = any(
+            _descend(task, parameters, r, steps, inputs, improved, progress) for r in rates
+        )
+    if not helped:
+        return Refinement(steps, 0, first, first)
+    if second_pass is not None and graph.norms:
+        with torch.no_grad():
+            recalibrate(original, slim, graph, indices, second_pass, 1.0, ANY_VARIANCE)
+    return Refinement(steps, steps, first, last)
+
+
+def _descend(
+    task: Distillation,
+    parameters: list[nn.Parameter],
+    rate: float,
+    steps: int,
+    inputs: Iterator[Inputs],
+    improved: Callable[..., bool],
+    progress: Progress | None,
+) -> bool:
+    """Adam, each tensor at a rate of its own; given up where the first steps do harm."""
+    rates = [rate * float(p.detach().square().mean().sqrt()) for p in parameters]
+    optimiser = Adam(parameters, rates)
+    for step in range(steps):
+        gradients = torch.autograd.grad(task.loss(next(inputs)), parameters, allow_unused=True)
+        optimiser.step(gradients, 1 - step / steps)
+        if progress:
+            progress("refining", step + 1, steps)
+        if step + 1 == TRIAL < steps and not improved(HARM):
+            return False
+    return improved()
+
+
+class Adam:
+    """Adam with a rate for every tensor, all tensors at once: a group each would take longer."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], rates: Sequence[float]) -> None:
+        self.parameters, self.rates = list(parameters), list(rates)
+        self.means = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
+        self.squares = [torch.zeros_like(m) for m in self.means]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None], factor: float) -> None:
+        """Move against the gradients, at `factor` times the rates."""
+        self.steps += 1
+        given = [
+            torch.zeros_like(m) if g is None else g.to(m) for g, m in zip(gradients, self.means)
+        ]
+        slow, slower = BETAS
+        torch._foreach_lerp_(self.means, given, 1 - slow)
+        torch._foreach_mul_(self.squares, slower)
+        torch._foreach_addcmul_(self.squares, given, given, 1 - slower)
+        roots = torch._foreach_sqrt(self.squares)
+        torch._foreach_div_(roots, (1 - slower**self.steps) ** 0.5)
+        torch._foreach_add_(roots, 1e-12)
+        moves = torch._foreach_div(self.means, roots)
+        scale = factor / (1 - slow**self.steps)
+        torch._foreach_mul_(moves, [-rate * scale for rate in self.rates])
+        for parameter, move in zip(self.parameters, moves):
+            parameter.add_(move)
+
+
+@contextmanager
+def requiring_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Gradients for these inside, every parameter as it was afterwards."""
+    flags = [p.requires_grad for p in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, flag in zip(parameters, flags):
+            parameter.requires_grad_(flag)
+
+
+def check_steps(steps: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise LbylError(f"refine is {steps!r}: give a number of steps, 0 for none (100 is plenty)")
+
+
+def own_inputs(inputs: InputBatches) -> Iterator[Inputs]:
+    """A user's own inputs over and over; the first batch is held out where there are more."""
+    batches = list(inputs.batches)
+    return itertools.chain(batches[:1], itertools.cycle(batches[1:] or batches))

@@ -1,0 +1,244 @@
+"""From a plan to new weights: deliver, rewrite the consumers, correct, slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.errors import LbylError
+from lbyl.graph.unit import Consumer, Graph, Unit
+from lbyl.graph.weights import UnitWeights, as_matrix, from_matrix, unit_weights
+from lbyl.methods.base import Delivery, Method, Rewrite, identity_rows
+from lbyl.planning.plan import Plan
+from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
+from lbyl.statistics.moments import Statistics
+from lbyl.surgery.cut import cut, sliced
+from lbyl.surgery.indices import consumers_cut, kept_along, kept_indices, kept_mask, take
+from lbyl.torchkit.fallbacks import at, note
+from lbyl.torchkit.run import Progress
+from lbyl.torchkit.tensors import can_take_bias, is_finite, tensors
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written into one consumer."""
+
+    error: float | None = None  # of its output on the statistics, relative to its variance
+    mean: bool = False  # put back
+    variance: bool = False
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """The slim model, and what was written into it."""
+
+    model: nn.Module
+    deliveries: dict[str, Delivery]  # unit → what was delivered, where one matrix describes it
+    weights: dict[str, UnitWeights]
+    consumers: dict[str, Written]
+
+    def error_of(self, unit: Unit) -> float | None:
+        """The largest error at the outputs of a unit's consumers, None where none was measured."""
+        errors = [self.consumers[c].error for c in unit.consumers if c in self.consumers]
+        return max((e for e in errors if e is not None), default=None)
+
+
+def restore(
+    model: nn.Module,
+    graph: Graph,
+    plan: Plan,
+    method: Method,
+    statistics: Statistics | None,
+    progress: Progress | None = None,
+) -> Restoration:
+    """Cut a copy of `model` as planned and write what was pruned into its consumers.
+
+    A consumer whose new weight cannot be computed is only cut, and a fallback is noted.
+    """
+    weights = unit_weights(graph, model)
+    kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
+    deliveries = {
+        n: _delivery(method, weights[n], k, statistics)
+        for n, k in kept.items()
+        if method.by_unit or not _all_measured(graph[n], statistics)
+    }
+    indices = kept_indices(graph, kept)
+    mask = kept_mask(graph, kept)
+    values = sliced(model, indices)
+    channel_cut = ChannelCut(graph, kept, deliveries, mask)
+    state = tensors(model)
+    merged = _as_held(channel_cut.merged(state), state)
+    if not _all_finite(merged):
+        note("no channels are merged: mixtures are too large for the model's precision")
+        deliveries = {n: _nothing(weights[n], k) for n, k in kept.items() if n in deliveries}
+        channel_cut, merged = replace(channel_cut, deliveries=deliveries), {}
+    values |= merged
+    written: dict[str, Written] = {}
+    cut_consumers = consumers_cut(graph, indices)
+    for step, consumer in enumerate(cut_consumers):
+        columns = kept_along(consumer.channel, mask)
+        moments = statistics.get(consumer.name) if statistics else None
+        old = as_matrix(state[consumer.weight], consumer)
+        with at(consumer.name):
+            new, shift = _rewritten(
+                method, Rewrite(graph, consumer, old, columns, deliveries, kept, moments)
+            )
+            changed = {consumer.weight: from_matrix(new, consumer, state[consumer.weight])}
+            if shift is not None:
+                allowed = can_take_bias(model, consumer.name)
+                changed |= corrected_values(consumer, shift, state, method.correction, allowed)
+            held = _as_held(channel_cut.outputs(changed, consumer), state)
+            if _all_finite(held):
+                values |= held
+                written[consumer.name] = _told(consumer, changed, shift)
+            else:  # a weight and the correction behind it belong together
+                note("only cut: its new values are too large for the model's precision")
+                weight = state[consumer.weight].detach()
+                values[consumer.weight] = take(weight, consumer.weight, indices)
+                written[consumer.name] = Written()
+        if progress:
+            progress("solving", step + 1, len(cut_consumers))
+    # Of units whose consumers are all solved on their own the matrix by channel is not written.
+    reported = deliveries if method.by_unit else {}
+    return Restoration(cut(model, values), reported, weights, written)
+
+
+def _delivery(
+    method: Method, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
+) -> Delivery:
+    """A method's delivery, or one of nothing where it is not finite."""
+    with at(weights.unit.name):
+        delivery = method.deliver(weights, kept, statistics)
+        parts = (delivery.matrix, delivery.merge, delivery.gain)
+        if is_finite(*(part for part in parts if part is not None)):
+            return delivery
+        note("nothing is delivered: what was computed is not finite")
+        return _nothing(weights, kept)
+
+
+def _nothing(weights: UnitWeights, kept: Tensor) -> Delivery:
+    """A delivery of nothing: kept channels are themselves."""
+    like = weights.state[weights.unit.producers[0].weight]
+    return Delivery(identity_rows(weights.unit.channels, kept, like))
+
+
+def _rewritten(method: Method, rewrite: Rewrite) -> tuple[Tensor, Shift | None]:
+    """A consumer's new weight and how its output moves; where that does harm, it is only cut."""
+    old, columns, moments = rewrite.weight, rewrite.kept_columns, rewrite.moments
+    cut_only = old[:, columns.to(old.device)]
+    new = method.rewrite(rewrite)
+    if not is_finite(new):
+        note("only cut: what it should take over is not finite")
+        new = cut_only
+    if moments is None:
+        return new, None
+    shift = output_shift(moments, old, new, columns)
+    # Only a method that went by these moments can be held to them.
+    if method.needs_statistics and is_worse_than_cut(moments, old, columns, shift):
+        note("only cut: by its statistics restoring it does more harm than good")
+        new, shift = cut_only, output_shift(moments, old, cut_only, columns)
+    return new, shift
+
+
+def _told(consumer: Consumer, changed: Mapping[str, Tensor], shift: Shift | None) -> Written:
+    """What is reported of a consumer whose values were changed."""
+    error = shift.error if shift is not None and math.isfinite(shift.error) else None
+    varied = consumer.norm is not None and consumer.norm.var in changed
+    return Written(error, len(changed) > 1, varied)
+
+
+def _all_measured(unit: Unit, statistics: Statistics | None) -> bool:
+    return statistics is not None and all(statistics.get(c) is not None for c in unit.consumers)
+
+
+@dataclass(frozen=True)
+class ChannelCut:
+    """Applies a plan along an axis: channels are pruned, kept, or become mixtures."""
+
+    graph: Graph
+    kept: dict[str, Tensor]
+    deliveries: dict[str, Delivery]
+    mask: Tensor  # for every channel of the network: is it kept?
+
+    def outputs(self, changed: dict[str, Tensor], consumer: Consumer) -> dict[str, Tensor]:
+        """New values of a consumer, in full output size, less the outputs it loses itself."""
+        channel = self.graph.axes.get((consumer.weight, consumer.output_axis))
+        if channel is None:
+            return changed
+        axes = {name: consumer.output_axis if name == consumer.weight else 0 for name in changed}
+        return {n: self.along(value, n, axes[n], channel) for n, value in changed.items()}
+
+    def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Producers and everything channel-wise of units whose kept channels become mixtures.
+
+        Input columns of consumers are not cut here: each is rewritten on its own afterwards.
+        """
+        consumed = {(c.weight, c.axis) for c in self.graph.consumers.values()}
+        mixing = [unit for unit, _, _ in self._mixing]
+        axes = {axis: c for axis, c in self.graph.axes.items() if axis not in consumed}
+        mixed = {
+            name for (name, _), c in axes.items() if any(bool(u.owns(c).any()) for u in mixing)
+        }
+        values: dict[str, Tensor] = {}
+        for (name, axis), channel in axes.items():
+            if name in mixed:
+                old = values.get(name, state[name].detach().double())
+                values[name] = self.along(old, name, axis, channel)
+        return values
+
+    def along(self, tensor: Tensor, name: str, axis: int, channel: Tensor) -> Tensor:
+        """A parameter cut along one axis, whose indices belong to these channels."""
+        kept_here = kept_along(channel, self.mask)
+        new = tensor.index_select(axis, torch.nonzero(kept_here).reshape(-1).to(tensor.device))
+        position = torch.cumsum(kept_here, 0) - 1  # where a kept index lies afterwards
+        for unit, indices, delivery in self._mixing:
+            if delivery.merge is None or not bool(unit.owns(channel).any()):
+                continue
+            rows = _rows_of(channel, unit)
+            mixed = _mix(tensor, axis, rows, delivery.merge)
+            if delivery.gain is not None and name in _scales(self.graph, unit):
+                mixed = mixed * delivery.gain.to(mixed).reshape(-1, *[1] * (mixed.dim() - 1))
+            into = position[rows[indices].flatten()].to(new.device)
+            new = new.index_copy(axis, into, mixed.flatten(0, 1).movedim(0, axis).to(new))
+        return new
+
+    @cached_property
+    def _mixing(self) -> list[tuple[Unit, Tensor, Delivery]]:
+        """Units whose kept channels become mixtures."""
+        merging = {n: d for n, d in self.deliveries.items() if d.merge is not None}
+        return [(self.graph[n], self.kept[n].cpu(), d) for n, d in merging.items()]
+
+
+def _rows_of(channel: Tensor, unit: Unit) -> Tensor:
+    """(m, r): the indices along an axis that belong to each channel of a unit."""
+    counts = unit.slice_counts(channel)
+    if bool((counts != counts[0]).any()):
+        raise LbylError(f"the channels of {unit.name} cannot be merged: they differ in size")
+    return unit.positions(channel).reshape(unit.channels, -1)
+
+
+def _scales(graph: Graph, unit: Unit) -> set[str | None]:
+    """Scales of the BatchNorms that see the unit's filters first."""
+    first = {p.norm.weight for p in unit.producers if p.norm is not None}
+    return first or {norm.weight for norm in graph.norms}
+
+
+def _mix(tensor: Tensor, axis: int, rows: Tensor, merge: Tensor) -> Tensor:
+    """Slices along an axis as mixtures of a unit's channels: (kept, slices each, rest)."""
+    block = tensor.index_select(axis, rows.flatten().to(tensor.device)).movedim(axis, 0)
+    return torch.tensordot(merge.to(tensor), block.unflatten(0, rows.shape), ([1], [0]))
+
+
+def _as_held(values: dict[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """New values as the model will hold them, so that a large one is not kept in float64."""
+    return {n: v.to(state[n].dtype) if n in state else v for n, v in values.items()}
+
+
+def _all_finite(values: Mapping[str, Tensor]) -> bool:
+    """Whether values as the model will hold them are finite: half precision ends at 65,504."""
+    return is_finite(*(v for v in values.values() if v.dtype.is_floating_point))

@@ -1,0 +1,257 @@
+"""One pass of the original network over images, with moments gathered at every consumer's input.
+
+What the design must satisfy: the network is not changed, not even for the time of the pass (torch
+function calls are intercepted instead); memory is one batch plus the moments; every BatchNorm
+normalises by the batch, so that on any images each channel has the mean and deviation it had on
+the training data.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.errors import LbylError
+from lbyl.graph.unit import Consumer, Graph
+from lbyl.graph.watch import LayerCall, Watch
+from lbyl.inputs.batches import InputBatches
+from lbyl.statistics.moments import TAPS, Moments, Statistics
+from lbyl.statistics.running_stats import match_running_stats
+from lbyl.statistics.samples import Geometry, patches_of, thin
+from lbyl.statistics.solve import gram
+from lbyl.torchkit.fallbacks import at, note, noting
+from lbyl.torchkit.run import Progress, call_model, evaluation_mode
+from lbyl.torchkit.tensors import is_finite, tensors
+
+FEATURE_LIMIT = 4608
+"""Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""
+
+SAMPLES_PER_FEATURE = 12
+MINIMUM_SAMPLES = 1 << 16
+"""Positions are thinned out to about so many samples: neighbours are nearly alike."""
+
+SMALLEST_SQUARE = 1e-28  # sums of squares below it lose digits in float32
+
+
+@dataclass
+class Accumulator:
+    """Streaming sums of one consumer's input."""
+
+    consumer: Consumer
+    taps: int  # of the kernel
+    per_tap: bool
+    columns: Tensor | None
+    sample_limit: int
+    count: int = 0
+    total: Tensor | None = None
+    products: Tensor | None = None
+    spatial: Tensor | None = None
+
+    def add(self, samples: Tensor) -> None:
+        """Take samples (n, features) in; sums are kept in float64."""
+        if self.total is None:
+            width = samples.shape[1]
+            self.total = samples.new_zeros(width, dtype=torch.float64)
+            self.products = samples.new_zeros(width, width, dtype=torch.float64)
+        assert self.products is not None
+        self.count += samples.shape[0]
+        total, products = samples.new_ones(len(samples)) @ samples, gram(samples)
+        if not (is_finite(total, products) and _representable(products)):
+            exact = samples.double()
+            total, products = exact.sum(0), gram(exact)
+        self.total += total
+        self.products += products
+
+    def add_spatial(self, patches: Tensor) -> None:
+        """Take patches (n, channels, taps) in, for the correlation between taps."""
+        centred = (patches - patches.mean((0, 2), keepdim=True)).flatten(0, 1)
+        product = (centred.T @ centred).double()
+        if not (is_finite(product) and _representable(product)):
+            exact = patches.double()
+            centred = (exact - exact.mean((0, 2), keepdim=True)).flatten(0, 1)
+            product = centred.T @ centred
+        self.spatial = product if self.spatial is None else self.spatial + product
+
+    def moments(self) -> Moments:
+        assert self.total is not None and self.products is not None
+        mean = self.total / self.count
+        covariance = self.products / self.count - torch.outer(mean, mean)
+        taps = self.taps if self.per_tap else 1
+        spatial = None
+        if self.spatial is not None:
+            inverse_std = self.spatial.diagonal().clamp(min=1e-300).rsqrt()
+            spatial = self.spatial * torch.outer(inverse_std, inverse_std)
+        return Moments(mean.reshape(-1, taps), covariance, taps, spatial, self.columns)
+
+
+def _representable(products: Tensor) -> bool:
+    """Whether squares are large enough for the precision they were summed in."""
+    return bool(products.diagonal().max() > SMALLEST_SQUARE)
+
+
+class Collector(Watch):
+    """Adds up what consumers read."""
+
+    def __init__(
+        self, model: nn.Module, accumulators: Mapping[str, Accumulator], by_batch: bool, seed: int
+    ) -> None:
+        super().__init__(model, [a.consumer for a in accumulators.values()], by_batch)
+        self.accumulators = accumulators
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def before_layer(self, consumer: Consumer, call: LayerCall) -> None:
+        into = self.accumulators[consumer.name]
+        if call.kind == "linear":
+            gather_linear(into, call.x, self.generator)
+        elif call.kind == "conv":
+            gather_convolution(into, call.x, Geometry.of(call), self.generator)
+        else:  # transposed: inputs by channel
+            rows = call.x.movedim(1, -1).flatten(0, -2)
+            into.add(thin(rows, into.sample_limit, self.generator))
+
+
+def gather_linear(into: Accumulator, x: Tensor, generator: torch.Generator) -> None:
+    """Inputs of a linear layer: (…, features), regrouped by channel where flattened."""
+    rows = x.reshape(-1, x.shape[-1])
+    if into.columns is None:
+        into.add(thin(rows, into.sample_limit, generator))
+        return
+    columns = into.columns.to(x.device)
+    patches = rows[:, columns.flatten()].unflatten(1, columns.shape)
+    into.add_spatial(patches)
+    into.add(thin(patches.transpose(1, 2).flatten(0, 1), into.sample_limit, generator))
+
+
+def gather_convolution(
+    into: Accumulator, x: Tensor, geometry: Geometry, generator: torch.Generator
+) -> None:
+    """Inputs of a convolution, at each kernel tap where that is affordable."""
+    if x.dim() == len(geometry.kernel) + 1:
+        x = x[None]
+    if math.prod(geometry.kernel) == 1 and into.per_tap:
+        for d, step in enumerate(geometry.stride):
+            x = x[(slice(None),) * (2 + d) + (slice(None, None, step),)]
+        into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit, generator))
+        return
+    patches = patches_of(x, geometry, geometry.positions(x) / into.sample_limit, generator)
+    if into.per_tap:
+        into.add(patches.flatten(1))
+        return
+    into.add_spatial(patches)
+    into.add(patches.transpose(1, 2).flatten(0, 1))
+
+
+def collect(
+    model: nn.Module,
+    graph: Graph,
+    inputs: InputBatches,
+    *,
+    taps: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Statistics:
+    """Run `model` over the batches once: the moments at every consumer, good for every later use.
+
+    Moments on data-free inputs are corrected by the running statistics of BatchNorm; a user's own
+    inputs speak for themselves.
+    """
+    if taps not in TAPS:
+        raise LbylError(f"taps is {taps!r}: it must be 'auto' or 'channels'")
+    with noting() as notes:
+        statistics = collect_moments(model, graph, inputs, taps=taps, seed=seed, progress=progress)
+        if inputs.source != "own":
+            statistics = match_running_stats(model, graph, statistics)
+    return replace(statistics, fallbacks=tuple(notes))
+
+
+def collect_moments(
+    model: nn.Module,
+    graph: Graph,
+    inputs: InputBatches,
+    *,
+    taps: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Statistics:
+    """Run the network over the batches and return the moments at every consumer.
+
+    Consumers whose inputs are not finite have none.
+    """
+    state = tensors(model)
+    accumulators = {
+        c.name: _accumulator(c, state[c.weight], taps, inputs.count)
+        for c in graph.consumers.values()
+    }
+    start = time.perf_counter()
+    collector = Collector(model, accumulators, inputs.batch_statistics, seed)
+    with evaluation_mode(model), torch.no_grad():
+        for step, batch in enumerate(inputs.batches):
+            with collector:
+                call_model(model, batch)
+            if progress:
+                progress("collecting", step + 1, inputs.count)
+    moments = {a.consumer.name: a.moments() for a in accumulators.values() if a.count}
+    for name, measured in list(moments.items()):
+        if not measured.finite:
+            with at(name):
+                note("it has no statistics: its inputs are not finite")
+            del moments[name]
+    seconds = {**inputs.seconds, "collect": time.perf_counter() - start}
+    return Statistics(moments, inputs.source, seconds)
+
+
+def _accumulator(consumer: Consumer, weight: Tensor, taps: str, batches: int) -> Accumulator:
+    """Decide what is a feature: every tap, every input, or the channels of a flattened input."""
+    inputs = weight.shape[consumer.axis]
+    kernel = weight.numel() // (inputs * weight.shape[consumer.output_axis])
+    fits = inputs * kernel <= FEATURE_LIMIT
+    per_tap = kernel == 1 or (consumer.kind == "conv" and fits and taps != "channels")
+    columns = None
+    if inputs > FEATURE_LIMIT:
+        columns = consumer.flattened_columns()
+    if consumer.kind == "transposed":
+        per_tap = False
+    features = inputs * kernel if per_tap else inputs
+    features = features if columns is None else columns.shape[0]
+    # Each batch takes its fraction, so that the total does not depend on the batch size.
+    limit = max(MINIMUM_SAMPLES, SAMPLES_PER_FEATURE * features) // max(1, batches)
+    return Accumulator(consumer, kernel, per_tap and columns is None, columns, limit)
+
+
+def check_statistics(graph: Graph, statistics: Statistics) -> None:
+    """One clear error for statistics that were collected on another network."""
+    measured = {c.name: statistics.get(c.name) for c in graph.consumers.values()}
+    if statistics.moments and not any(measured.values()):
+        raise LbylError("the statistics belong to another model: they know none of its layers")
+    for name, moments in measured.items():
+        if moments is None:
+            continue
+        consumer = graph.consumers[name]
+        shape = graph.shapes[consumer.weight]
+        inputs = shape[consumer.axis]
+        taps = math.prod(shape) // (inputs * shape[consumer.output_axis])
+        columns = moments.columns
+        collected = len(moments.mean) if columns is None else columns.numel()
+        if collected != inputs or moments.taps not in (1, taps):
+            raise LbylError(
+                f"the statistics belong to another model: {name} reads {inputs} inputs at {taps} "
+                f"taps, they were collected over {collected} at {moments.taps}"
+            )
+
+
+def check_complete(graph: Graph, statistics: Statistics) -> None:
+    """One clear error for statistics of fewer layers: what those lose would not be restored."""
+    if statistics.source == "analytic":  # the weights do not tell them all
+        return
+    known = {*statistics.moments, *(line.partition(": ")[0] for line in statistics.fallbacks)}
+    missing = [name for name in graph.consumers if name not in known]
+    if missing:
+        raise LbylError(
+            f"the statistics given with data= know nothing of {', '.join(missing[:4])}: collect "
+            "them with the same residual="
+        )

@@ -1,0 +1,108 @@
+"""A result on disk: `model.safetensors` and `plan.json`, without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lbyl.errors import LbylError
+from lbyl.planning.plan import Plan
+from lbyl.result import Result
+from lbyl.surgery.cut import weightless_copy
+from lbyl.surgery.refit import refit_attributes
+from lbyl.torchkit.files import read_json, read_tensors, whole_directory, write_json, write_tensors
+from lbyl.torchkit.tensors import replace_tensors, tensors
+
+MODEL, PLAN = "model.safetensors", "plan.json"
+
+
+def save(result: Result, directory: str | Path) -> Path:
+    """Write `model.safetensors` and `plan.json`; the directory is either the old or the new."""
+    path = Path(directory)
+    with whole_directory(path) as temporary:
+        write_tensors(temporary / MODEL, tensors(result.model), {"format": "pt"})
+        write_json(temporary / PLAN, plan_document(result))
+    return path
+
+
+def plan_document(result: Result) -> dict[str, Any]:
+    """What plan.json holds: the plan, the original sizes, and what came of it."""
+    shapes = {name: list(shape) for name, shape in result.graph.shapes.items()}
+    return {**result.plan.to_dict(), "shapes": shapes, "result": result.to_dict(plan=False)}
+
+
+def load(directory: str | Path, model: nn.Module) -> nn.Module:
+    """Give a freshly constructed network of the original class the slim shapes and weights.
+
+    The network given is changed only when everything fits; it is also returned.
+    """
+    path = Path(directory)
+    document = read_json(path / PLAN)
+    plan = Plan.from_dict(document)
+    if not (path / MODEL).is_file():
+        raise LbylError(f"there is no {MODEL} in {path}")
+    values, _ = read_tensors(path / MODEL)
+    _check_original(model, document.get("shapes", {}))
+    _check_fits(model, values, plan)
+    before = _shell(model)
+    replace_tensors(model, values)
+    refit_attributes(model, before)
+    return model
+
+
+def _shell(model: nn.Module) -> nn.Module:
+    """The model's structure and sizes, kept for comparison while its tensors are replaced."""
+    return weightless_copy(model, {})
+
+
+def _check_original(model: nn.Module, shapes: Any) -> None:
+    """The network must have the sizes that the one compressed had before."""
+    if not isinstance(shapes, Mapping):
+        raise LbylError("the plan's 'shapes' must give a shape for every parameter")
+    here = tensors(model)
+    for name, shape in shapes.items():
+        if name in here and list(here[name].shape) != shape:
+            raise LbylError(
+                f"the saved model does not belong to this network: {name} was {shape} before "
+                f"compression and is {list(here[name].shape)} here"
+            )
+
+
+def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> None:
+    """Every saved tensor must fit a tensor of the model, no larger than the original."""
+    here = tensors(model)
+    missing = [name for name in here if name not in values]
+    # A bias may be new: restoration writes one where a consumer had none.
+    extra = [n for n in values if n not in here and not _is_new_bias(model, n)]
+    if missing or extra:
+        names = ", ".join((missing + extra)[:4])
+        raise LbylError(f"the saved model does not belong to this network: {names} do not match")
+    for name, value in values.items():
+        old = here.get(name)
+        if old is None:
+            continue
+        if old.dim() != value.dim() or any(a > b for a, b in zip(value.shape, old.shape)):
+            raise LbylError(
+                f"the saved model does not belong to this network: {name} is "
+                f"{tuple(value.shape)} there and {tuple(old.shape)} here"
+            )
+    for name, channels in plan.channels.items():
+        weight = here.get(f"{name}.weight", here.get(name))
+        if weight is None:
+            raise LbylError(f"the plan prunes {name!r}, which this network does not have")
+        if channels > max(weight.shape[:2], default=0) and weight.dim():
+            raise LbylError(
+                f"the plan expects {channels} channels in {name!r}, this network has fewer"
+            )
+
+
+def _is_new_bias(model: nn.Module, name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    try:
+        module = model.get_submodule(owner)
+    except AttributeError:
+        return False
+    return last == "bias" and "bias" in module._parameters

@@ -1,0 +1,47 @@
+"""Attributes of modules (`out_channels`, `num_features`, `groups`…) made true after a cut."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lbyl.graph.declare import sizes_of
+
+
+def refit_attributes(model: nn.Module, original: nn.Module) -> None:
+    """Make `out_channels`, `num_features`, `groups`… say what the tensors are."""
+    before = dict(original.named_modules())
+    for name, module in model.named_modules():
+        _refit(module, before.get(name, module))
+
+
+def _refit(module: nn.Module, before: nn.Module) -> None:
+    weight = getattr(module, "weight", None)
+    if isinstance(module, nn.modules.conv._ConvNd) and isinstance(weight, Tensor):
+        _refit_conv(module, before)
+    elif isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        like = weight if weight is not None else module.running_mean
+        if like is not None:
+            module.num_features = like.shape[0]
+    elif isinstance(module, nn.GroupNorm) and weight is not None:
+        assert isinstance(before, nn.GroupNorm)
+        size = before.num_channels // before.num_groups
+        module.num_channels, module.num_groups = weight.shape[0], weight.shape[0] // size
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = module.weight.shape[0]
+    elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # Hugging Face's GPT-2
+        assert isinstance(weight, Tensor)
+        module.__dict__.update(nx=weight.shape[0], nf=weight.shape[1])
+    for attribute, follows in sizes_of(type(module)).items():
+        setattr(module, attribute, len(getattr(module, follows)))
+
+
+def _refit_conv(module: nn.modules.conv._ConvNd, before: nn.Module) -> None:
+    assert isinstance(before, nn.modules.conv._ConvNd)
+    rows, columns = module.weight.shape[:2]
+    if before.groups > 1:  # whole groups went, so the size of one is unchanged
+        module.groups = rows * before.groups // before.weight.shape[0]
+    outputs, inputs = (columns, rows) if module.transposed else (rows, columns)
+    module.out_channels = outputs * (module.groups if module.transposed else 1)
+    module.in_channels = inputs * (1 if module.transposed else module.groups)

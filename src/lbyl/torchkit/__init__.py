@@ -1,0 +1,1 @@
+"""What torch lacks: running, intercepting, files, registries. Knows nothing of channels."""

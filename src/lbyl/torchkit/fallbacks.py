@@ -1,0 +1,47 @@
+"""What could not be computed as meant, and what was done instead.
+
+A network may hold dead filters, constant channels, or numbers at the end of their range. What
+cannot be computed there is left out for that layer alone and noted, so that a result can tell:
+`with noting() as notes:` around a call, `note(...)` wherever a fallback is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
+_layer: ContextVar[str] = ContextVar("layer", default="")
+
+
+@contextmanager
+def noting() -> Iterator[list[str]]:
+    """Collect what is noted inside, in order: "layer: what was done instead".
+
+    An outer `noting` does not see it: the inner one decides what becomes of its notes.
+    """
+    notes: list[str] = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+@contextmanager
+def at(layer: str) -> Iterator[None]:
+    """Notes inside belong to the layer of this name."""
+    token = _layer.set(layer)
+    try:
+        yield
+    finally:
+        _layer.reset(token)
+
+
+def note(what: str) -> None:
+    """Tell of a fallback, once for each layer; nothing happens outside of `noting`."""
+    notes, layer = _notes.get(), _layer.get()
+    line = f"{layer}: {what}" if layer else what
+    if notes is not None and line not in notes:
+        notes.append(line)

@@ -1,0 +1,122 @@
+"""Files: safetensors and JSON only, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lbyl.errors import LbylError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place only when all is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes private files; a result is as readable as anything its user makes.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory that takes the place of `path` only when all is written.
+
+    What `path` held under other names is kept, so a second run adds to the first.
+    """
+    path = path.resolve()  # a link stays one: what it points to is replaced
+    if path.exists() and not path.is_dir():
+        raise LbylError(f"{path} is a file; give a directory to write to")
+    if path.is_dir() and (path.is_mount() or Path.cwd().is_relative_to(path)):
+        with _filled_directory(path) as temporary:
+            yield temporary
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    old = temporary.with_name(temporary.name + ".old")
+    try:
+        if path.exists():
+            shutil.copytree(path, temporary, dirs_exist_ok=True)
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)
+        if path.exists():
+            path.replace(old)
+        temporary.replace(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.replace(path)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _filled_directory(path: Path) -> Iterator[Path]:
+    """For directories that cannot be renamed: finished files are moved in one by one."""
+    temporary = Path(tempfile.mkdtemp(dir=path, prefix=".writing."))
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            file.replace(path / file.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_tensors(path: Path, values: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+    """Write tensors as safetensors, atomically."""
+    from safetensors.torch import save_file
+
+    ready = {name: value.detach().cpu().contiguous() for name, value in values.items()}
+    with whole_file(path) as temporary:
+        save_file(ready, str(temporary), dict(notes))
+
+
+def read_tensors(
+    path: Path, complaint: str = "is damaged"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors of a safetensors file and its notes, with one clear error where that fails."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise LbylError(f"{path} {complaint}: {error}") from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON, atomically."""
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, with one clear error where that fails."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise LbylError(f"there is no {path.name} in {path.parent}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise LbylError(f"{path} is not JSON: {error}") from error
+    except OSError as error:
+        raise LbylError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,77 @@
+"""Running a model: its inputs in any accepted form, its mode, its device, its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+Inputs = Any
+"""Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments."""
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> Any:
+    """`model` applied to example inputs of any of the accepted forms."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's first parameter; the CPU for a model without parameters."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Without torch's threads: following shapes and labels is thousands of tiny operations.
+
+    Threads gain nothing there, and on a busy machine each would wait for the other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def tensors_in(output: Any, depth: int = 4) -> list[Tensor]:
+    """Every tensor in a model's output, whatever containers or dataclasses hold it."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        parts = list(output.values())
+    elif isinstance(output, (list, tuple)):
+        parts = list(output)
+    else:
+        parts = list(getattr(output, "__dict__", {}).values())
+    return [x for part in parts for x in tensors_in(part, depth - 1)] if depth else []
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode inside, every submodule's own mode back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage's name, steps done and steps in all."""
+
+
+def example_shape(example_inputs: Inputs) -> tuple[int, ...]:
+    """The shape of one example, of the first tensor where there are several."""
+    first = next(x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor))
+    return tuple(first.shape[1:])

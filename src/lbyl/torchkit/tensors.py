@@ -1,0 +1,79 @@
+"""A model's tensors by name: read, checked, replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.errors import LbylError
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by name; tied ones under their first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def is_finite(*several: Tensor) -> bool:
+    """Whether no entry is NaN or Inf: those survive a sum, which needs no memory."""
+    # A sum of large finite numbers may overflow; only then every entry is looked at.
+    return all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in several)
+
+
+def replace_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put new values, of any shape, in place of parameters and buffers; ties are kept."""
+    state = tensors(model)
+    new = {id(state[name]): value for name, value in values.items() if name in state}
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in new:
+                old = id(parameter)
+                value = _aligned(new[old].to(parameter))
+                made.setdefault(old, nn.Parameter(value, parameter.requires_grad))
+                module._parameters[name] = made[old]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) in new:
+                module._buffers[name] = _aligned(new[id(buffer)].to(buffer))
+    for name in values.keys() - state.keys():
+        _add_bias(model, name, values[name])
+
+
+def _aligned(value: Tensor) -> Tensor:
+    """A tensor copied where its memory is not aligned to 64 bytes, as for slices of a file.
+
+    Kernels treat such memory differently, in the last bit of what they compute.
+    """
+    value = value.contiguous()
+    return value.clone() if value.device.type == "cpu" and value.data_ptr() % 64 else value
+
+
+def _add_bias(model: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    module = model.get_submodule(owner)
+    if last not in module._parameters:
+        raise LbylError(f"{owner} ({type(module).__name__}) has no parameter {last!r}")
+    like = next(p for p in module.parameters(recurse=False))
+    module._parameters[last] = nn.Parameter(value.to(like), like.requires_grad)
+
+
+def can_take_bias(model: nn.Module, name: str) -> bool:
+    """Whether a bias can be written for the layer of this name, made where it is missing."""
+    module = model.get_submodule(name) if name else model
+    return "bias" in module._parameters
+
+
+def shape_of(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A stand-in for a parameter or buffer: a single zero behind the shape asked for."""
+    empty = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(list(sizes))
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """id → name of every parameter and buffer; of tied ones the first name."""
+    names: dict[int, str] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        names.setdefault(id(tensor), name)
+    return names

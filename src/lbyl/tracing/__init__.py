@@ -1,0 +1,1 @@
+"""From one recorded run of a network to its graph."""

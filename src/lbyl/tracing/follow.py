@@ -1,0 +1,48 @@
+"""Record a run and follow its channels call by call, layers of training included."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from lbyl.surgery.cut import weightless_copy
+from lbyl.torchkit.run import Inputs
+from lbyl.tracing.labels import Flow
+from lbyl.tracing.record import DoesNotRun, record
+from lbyl.tracing.rules import propagate
+
+
+def follow(
+    model: nn.Module,
+    inputs: Inputs,
+    fake: bool | None = None,
+    spare: bool = False,
+    grouped: Collection[str] = (),
+) -> Flow:
+    """Record a run and follow its channels; layers that only training runs are heeded too."""
+    flow = propagate(Flow(record(model, inputs, fake, spare), grouped=set(grouped)))
+    silent = {name for name, _ in model.named_parameters()} - set(flow.record.parameters.values())
+    if silent and flow.record.fake:
+        _heed_training(flow, model, inputs, silent)
+    return flow
+
+
+def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str]) -> None:
+    """Pin the channels read by a layer that runs in training only, such as an auxiliary head.
+
+    Its parameters took no part in evaluation, so a cut would leave them at the old size.
+    """
+    try:
+        run = record(weightless_copy(model, {}), inputs, fake=True, spare=True, training=True)
+    except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
+        run = error.record
+    aside = propagate(Flow(run, flow.atoms, grouped=flow.grouped))
+    names = [run.parameters.get(value) for value in run.failed]
+    aside.pin_all(run.failed if silent & set(names) else [], "it is read in training only")
+    for layer in aside.layers:
+        if layer.weight in silent:
+            flow.refused[layer.name] = "it runs in training only"
+            axis = flow.atoms.axes.get((layer.weight, layer.input_axis))
+            if axis is not None:
+                flow.atoms.pin(axis, f"it is read by {layer.name}, which runs in training only")

@@ -1,0 +1,247 @@
+"""From followed channels to units: layers that make the same channels belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lbyl.graph.unit import Axis, Consumer, Graph, Layer, Norm, Producer, Unit
+from lbyl.torchkit.run import one_thread
+from lbyl.tracing.labels import Atoms, Flow, Pinned, connected
+
+
+def without(graph: Graph, dropped: dict[str, str]) -> Graph:
+    """The graph less the named units, their layers listed as unprunable with the reason."""
+    if not dropped:
+        return graph
+    units = tuple(u for u in graph.units if u.name not in dropped)
+    unprunable = dict(graph.unprunable)
+    for unit in graph.units:
+        if unit.name in dropped:
+            unprunable |= {p.name: dropped[unit.name] for p in unit.producers}
+    return replace(graph, units=units, unprunable=unprunable)
+
+
+@one_thread()
+def build(flow: Flow, residual: bool, least: int = 2) -> Graph:
+    """Group the channels of a flow into units of at least `least` channels each."""
+    classes = flow.atoms.classes()
+    pinned = flow.atoms.pinned(classes)
+    full = [c for c in flow.layers if c.weight not in flow.grouped]
+    added = torch.zeros(flow.atoms.count, dtype=torch.bool)
+    added[classes[flow.atoms.added()]] = True
+    unprunable = dict(flow.refused)
+    unprunable |= {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
+    groups = _group_producers(full, flow.atoms, classes, pinned)
+    read_by = _consumer_names(full, flow.atoms, classes, groups)
+    feedback = _feedback(flow, [group.layers for group in groups])
+    accepted: list[tuple[Group, list[str], bool]] = []
+    for group, consumers, fed in zip(groups, read_by, feedback):
+        tied = fed and bool(added[group.members].any())
+        few = len(group.members) < least
+        why = _why_not(group.layers, few, tied and not residual, consumers)
+        if why:
+            unprunable |= {layer.name: why for layer in group.layers}
+            continue
+        for layer in group.layers:
+            unprunable.pop(layer.name, None)
+        accepted.append((group, consumers, tied))
+    axes, owners = _number(flow, classes, [group.members for group, _, _ in accepted])
+    units: list[Unit] = []
+    for (group, consumers, tied), touched in zip(accepted, owners):
+        start = units[-1].range.stop if units else 0
+        units.append(_unit(flow, group, start, consumers, touched, tied))
+    return Graph(
+        tuple(units),
+        _consumers(flow, full, axes),
+        axes,
+        unprunable,
+        {n: tuple(flow.shape(v)) for v, n in flow.record.parameters.items()},
+        tuple(flow.layers),
+        tuple(flow.norms),
+        flow.fixed_macs,
+    )
+
+
+def _feedback(flow: Flow, groups: list[list[Layer]]) -> list[bool]:
+    """For every group of layers: do its channels reach the input of one of its own layers?
+
+    If so it is a residual connection, which many blocks read and add to; branches that only meet in
+    one sum are not.
+    """
+    group_of = {c.call: i for i, layers in enumerate(groups) for c in layers}
+    weight_of = {c.weight: i for i, layers in enumerate(groups) for c in layers}
+    group_of |= {c.call: weight_of[c.weight] for c in flow.layers if c.weight in weight_of}
+    behind: dict[int, int] = {}  # value → the groups it depends on, a bit each
+    fed = [False] * len(groups)
+    for call in flow.record.calls:
+        bits = 0
+        for value in call.inputs:
+            bits |= behind.get(value, 0)
+        group = group_of.get(id(call))
+        if group is not None:
+            fed[group] |= bool(bits >> group & 1)
+            bits |= 1 << group
+        behind |= dict.fromkeys(call.outputs, bits)
+    return fed
+
+
+def _number(
+    flow: Flow, classes: Tensor, groups: list[Tensor]
+) -> tuple[dict[Axis, Tensor], list[list[str]]]:
+    """Number the channels of all groups in turn: every axis by channel, parameters by group."""
+    numbering = torch.full((flow.atoms.count,), -1)
+    members = torch.cat([torch.empty(0, dtype=torch.long), *groups])
+    numbering[members] = torch.arange(len(members))
+    sizes = torch.tensor([len(group) for group in groups], dtype=torch.long)
+    group_of = torch.repeat_interleave(torch.arange(len(groups)), sizes)
+    axes: dict[Axis, Tensor] = {}
+    owners: list[list[str]] = [[] for _ in groups]
+    for axis, atoms in flow.atoms.axes.items():
+        index = numbering[classes[atoms]]
+        channels = index[index >= 0]
+        if not len(channels):
+            continue
+        axes[axis] = index
+        for group in torch.unique(group_of[channels]).tolist():
+            owners[group].append(axis[0])
+    return axes, owners
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that make the same channels, and those channels by first use."""
+
+    layers: list[Layer]
+    members: Tensor
+
+
+def _rows(layer: Layer, atoms: Atoms, classes: Tensor) -> Tensor:
+    return classes[atoms.axes[layer.weight, layer.output_axis]]
+
+
+def _group_producers(
+    layers: Sequence[Layer], atoms: Atoms, classes: Tensor, pinned: Pinned
+) -> list[Group]:
+    """Layers that make a common unpinned channel belong together."""
+    owner = torch.full((atoms.count,), -1)  # channel → the first layer that makes it
+    shared: list[Tensor] = []  # pairs of layers that make a common channel
+    first_made: list[Tensor] = []
+    for i, layer in enumerate(layers):
+        channels = pinned.unpinned(_rows(layer, atoms, classes))
+        owners = owner[channels]
+        first_made.append(_in_order(channels[owners < 0]))
+        owner[first_made[i]] = i
+        others = torch.unique(owners[owners >= 0])
+        shared.append(torch.stack([torch.full_like(others, i), others]))
+    first_layer = connected(len(layers), shared).tolist()
+    together: dict[int, tuple[dict[str, Layer], list[Tensor]]] = {}
+    for i, layer in enumerate(layers):
+        by_weight, parts = together.setdefault(first_layer[i], ({}, []))
+        by_weight.setdefault(layer.weight, layer)
+        parts.append(first_made[i])
+    groups = [Group(list(named.values()), torch.cat(parts)) for named, parts in together.values()]
+    return [group for group in groups if len(group.members)]
+
+
+def _in_order(channels: Tensor) -> Tensor:
+    """Each channel once, where it came first."""
+    values, index = torch.unique(channels, return_inverse=True)
+    if len(values) == len(channels):
+        return channels
+    first = torch.full_like(values, len(channels))
+    first = first.scatter_reduce(0, index, torch.arange(len(channels)), "amin")
+    return channels[first.sort().values]
+
+
+def _consumer_names(
+    layers: Sequence[Layer], atoms: Atoms, classes: Tensor, groups: list[Group]
+) -> list[list[str]]:
+    """For every group the names of the layers that read any of its channels, in order."""
+    group_of = torch.full((atoms.count,), -1)
+    for i, group in enumerate(groups):
+        group_of[group.members] = i
+    names_of: list[dict[str, None]] = [{} for _ in groups]
+    for layer in layers:
+        columns = classes[atoms.axes[layer.weight, layer.input_axis]]
+        for i in torch.unique(group_of[columns]).tolist():
+            if i >= 0:
+                names_of[i][layer.name] = None
+    return [list(names) for names in names_of]
+
+
+def _why_not(
+    layers: list[Layer], too_few: bool, unwanted_residual: bool, consumers: list[str]
+) -> str | None:
+    if unwanted_residual:
+        others = ", ".join(layer.name for layer in layers[:4])
+        return f"its channels are added to others' (residual: {others}); see residual=True"
+    if too_few:
+        return "its channels can only go all together"
+    if not consumers:
+        return "no layer reads its channels"
+    return None
+
+
+def _reason(layer: Layer, atoms: Atoms, classes: Tensor, pinned: Pinned) -> str:
+    return pinned.reason(_rows(layer, atoms, classes)) or "its channels are fixed"
+
+
+def _unit(
+    flow: Flow, group: Group, start: int, consumers: list[str], touched: list[str], residual: bool
+) -> Unit:
+    layers = group.layers
+    producers = tuple(
+        Producer(c.name, c.weight, c.output_axis, c.bias, norm_behind(flow, c.value_out), c.kind)
+        for c in layers
+    )
+    named = {p.weight for p in producers} | {p.bias for p in producers}
+    named |= {flow.weight_of[name] for name in consumers}
+    between = {name.rpartition(".")[0] or name: None for name in touched if name not in named}
+    path = _path(flow, layers[0])
+    channels = len(group.members)
+    return Unit(
+        layers[0].name, start, channels, producers, tuple(consumers), tuple(between), path, residual
+    )
+
+
+def norm_behind(flow: Flow, value: int) -> Norm | None:
+    """The BatchNorm that reads a value, None where anything else reads it too."""
+    if len(flow.users.get(value, [])) != 1 or value in flow.record.outputs:
+        return None
+    return flow.norm_at.get(value)
+
+
+def _path(flow: Flow, layer: Layer) -> tuple[str, ...]:
+    """The calls that a layer's output passes on its first way to a layer that reads it."""
+    names: list[str] = []
+    value, index = layer.value_out, -1
+    while True:
+        later = [(i, call) for i, call in flow.users.get(value, []) if i > index]
+        if not later or id(later[0][1]) in flow.ends or not later[0][1].outputs:
+            return tuple(names)
+        index, call = later[0]
+        names.append(call.op.strip("_"))
+        value = call.outputs[0]
+
+
+def _consumers(
+    flow: Flow, layers: Sequence[Layer], axes: dict[Axis, Tensor]
+) -> dict[str, Consumer]:
+    by_name: dict[str, Consumer] = {}
+    for c in layers:
+        channel = axes.get((c.weight, c.input_axis))
+        if channel is None:
+            continue
+        if c.name in by_name:
+            before = by_name[c.name]
+            by_name[c.name] = replace(before, calls=before.calls + 1, norm=None)
+            continue
+        norm = norm_behind(flow, c.value_out)
+        by_name[c.name] = Consumer(
+            c.name, c.weight, c.bias, c.input_axis, c.output_axis, norm, c.kind, channel
+        )
+    return by_name

@@ -1,0 +1,253 @@
+"""Which positions of which tensors are one channel.
+
+What the design must satisfy: the answer is exact or "unprunable", for any architecture. Every
+index of every parameter axis is an *atom*. Each value of the recorded run carries, for each of its
+entries, the atom that made it (a label); labels travel through data-moving calls by the very same
+call that moved the data. Where two channels meet entry by entry they are *tied*; where a channel
+is mixed with others in a way that cannot be undone it is *pinned*, with the reason. A channel of
+the network is then a connected set of atoms: it goes or stays as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lbyl.graph.unit import Axis, Layer, Norm
+from lbyl.tracing.record import Call, Record
+
+FIXED = 0
+"""The label of entries that no prunable channel made: inputs, constants."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """For every class the index of its reason in a list, −1 where it is not pinned."""
+
+    first: Tensor
+    reasons: list[str]
+
+    def unpinned(self, channels: Tensor) -> Tensor:
+        """Those of the given channels that are not pinned."""
+        return channels[self.first[channels] < 0]
+
+    def reason(self, channels: Tensor) -> str | None:
+        """The reason of the first pinned one of the given channels, None where none is pinned."""
+        indices = self.first[channels]
+        indices = indices[indices >= 0]
+        return self.reasons[int(indices[0])] if len(indices) else None
+
+
+class Atoms:
+    """Numbers the indices of parameter axes, and keeps the ties and pins between them."""
+
+    def __init__(self) -> None:
+        self.axes: dict[Axis, Tensor] = {}
+        self.count = 1
+        self._pins: list[tuple[Tensor, str]] = []
+        self._ties: list[Tensor] = []
+        self._added: list[Tensor] = []
+
+    def axis(self, name: str, axis: int, size: int) -> Tensor:
+        """The atoms along one axis of a parameter."""
+        if (name, axis) not in self.axes:
+            self.axes[name, axis] = torch.arange(self.count, self.count + size)
+            self.count += size
+        return self.axes[name, axis]
+
+    def tie(self, a: Tensor, b: Tensor, reason: str, added: bool = False) -> None:
+        """Atoms at equal positions are one channel; what meets a fixed entry is pinned."""
+        a, b = torch.broadcast_tensors(a, b)
+        for d in range(a.dim()):
+            if a.shape[d] > 1 and a.stride(d) == 0 and b.stride(d) == 0:
+                a, b = a.narrow(d, 0, 1), b.narrow(d, 0, 1)
+        # A pair as one number: unique numbers are found much faster than unique columns.
+        codes = a.reshape(-1) * self.count + b.reshape(-1)
+        codes = torch.unique(codes) if len(codes) > 1 else codes
+        a, b = codes // self.count, codes % self.count
+        fixed = (a == FIXED) | (b == FIXED)
+        self.pin(torch.cat([a[fixed], b[fixed]]), reason)
+        unpinned = ~fixed & (a != b)
+        pairs = torch.stack([a[unpinned], b[unpinned]])
+        self._ties.append(pairs)
+        if added:
+            self._added.append(pairs.reshape(-1))
+
+    def pin(self, atoms: Tensor, reason: str) -> None:
+        """These atoms must stay; the first reason given is the one reported."""
+        atoms = torch.unique(constant_dropped(atoms))
+        atoms = atoms[atoms != FIXED]
+        if len(atoms):
+            self._pins.append((atoms, reason))
+
+    def pinned(self, classes: Tensor) -> Pinned:
+        """Which channels have a pinned atom, and the first reason given."""
+        first = torch.full((self.count,), -1)
+        for i, (atoms, _) in reversed(list(enumerate(self._pins))):  # so that earlier ones win
+            first[classes[atoms]] = i
+        return Pinned(first, [reason for _, reason in self._pins])
+
+    def classes(self) -> Tensor:
+        """For every atom the smallest atom it is tied to, directly or through others."""
+        return connected(self.count, self._ties)
+
+    def added(self) -> Tensor:
+        """Atoms that an addition tied to other atoms: residual sums."""
+        return torch.unique(torch.cat(self._added)) if self._added else torch.empty(0).long()
+
+
+def connected(count: int, pairs: list[Tensor]) -> Tensor:
+    """(count,): for every number the smallest one connected to it by the pairs (each (2, n))."""
+    root = torch.arange(count)
+    if not pairs:
+        return root
+    a, b = torch.cat(pairs, dim=1)
+    while True:
+        low = torch.minimum(root[a], root[b])
+        new = root.scatter_reduce(0, root[a], low, "amin").scatter_reduce(0, root[b], low, "amin")
+        new = new[new]
+        if torch.equal(new, root):
+            return root
+        root = new
+
+
+@dataclass
+class Flow:
+    """Labels of every value while the recorded calls are followed in order."""
+
+    record: Record
+    atoms: Atoms = field(default_factory=Atoms)
+    labels: dict[int, Tensor] = field(default_factory=dict)
+    layers: list[Layer] = field(default_factory=list)
+    norms: list[Norm] = field(default_factory=list)
+    constants: set[int] = field(default_factory=set)  # values made of parameters alone
+    grouped: set[str] = field(default_factory=set)  # weights that count as grouped with one left
+    blank: set[int] = field(default_factory=set)  # values that hold one number everywhere
+    accounted: set[tuple[int, int]] = field(default_factory=set)  # (call, matrix) a rule explains
+    refused: dict[str, str] = field(default_factory=dict)  # layers that are none → why
+    fixed_macs: int = 0  # of products between activations, which pruning here never changes
+
+    def shape(self, value: int) -> torch.Size:
+        """The shape of a value in the recorded run."""
+        return self.record.shapes[value]
+
+    @cached_property
+    def users(self) -> dict[int, list[tuple[int, Call]]]:
+        """For every value the calls that read it, each with its index in the record."""
+        users: dict[int, list[tuple[int, Call]]] = {}
+        for index, call in enumerate(self.record.calls):
+            for value in dict.fromkeys(call.inputs):
+                users.setdefault(value, []).append((index, call))
+        return users
+
+    @cached_property
+    def norm_at(self) -> dict[int, Norm]:
+        """The first BatchNorm that reads a value; asked for when all calls were followed."""
+        return {norm.value_in: norm for norm in reversed(self.norms)}
+
+    @cached_property
+    def weight_of(self) -> dict[str, str]:
+        """The name of every layer's weight."""
+        return {c.name: c.weight for c in self.layers}
+
+    @cached_property
+    def ends(self) -> set[int]:
+        """The ids of calls of layers that read channels one by one."""
+        return {c.call for c in self.layers if c.weight not in self.grouped}
+
+    def of(self, value: int) -> Tensor:
+        """The labels of a value; parameters are labelled along their only long axis."""
+        if value not in self.labels:
+            self.labels[value] = self._initial(value)
+        return self.labels[value]
+
+    def marked(self, value: int) -> bool:
+        """Whether any entry of a value carries a channel."""
+        return bool((constant_dropped(self.of(value)) != FIXED).any())
+
+    def _initial(self, value: int) -> Tensor:
+        shape = self.shape(value)
+        name = self.record.parameters.get(value)
+        long_axes = [d for d, size in enumerate(shape) if size > 1]
+        if name is not None and len(long_axes) == 1:
+            return self.along(self.atoms.axis(name, long_axes[0], shape[long_axes[0]]), value)
+        return self.fixed(value)
+
+    def fixed(self, value: int) -> Tensor:
+        """Labels for a value none of whose entries carries a channel."""
+        return torch.tensor(FIXED).expand(self.shape(value))
+
+    def along(self, atoms: Tensor, value: int, dim: int | None = None) -> Tensor:
+        """Atoms laid along one dimension of a value (its only long one), constant elsewhere."""
+        shape = self.shape(value)
+        if dim is None:
+            dim = next(d for d, size in enumerate(shape) if size > 1)
+        view = [1] * len(shape)
+        view[dim] = -1
+        return atoms.reshape(view).expand(shape)
+
+    def vector(self, value: int, dim: int, reason: str) -> Tensor:
+        """The labels along `dim`; pinned and fixed where they differ elsewhere too."""
+        labels = self.of(value)
+        dim %= labels.dim()
+        others = [d for d in varying(labels) if d != dim]
+        if others:
+            self.atoms.pin(labels, reason)
+            return torch.full((labels.shape[dim],), FIXED)
+        return select_first(labels, dim)
+
+    def pin_all(self, values: Iterable[int], reason: str) -> None:
+        """Pin whatever these values are made of, parameters with all their axes."""
+        for value in values:
+            name = self.record.parameters.get(value)
+            if name is not None:
+                for axis, size in enumerate(self.shape(value)):
+                    self.atoms.pin(self.atoms.axis(name, axis, size), reason)
+            else:
+                self.atoms.pin(self.of(value), reason)
+
+
+def varying(labels: Tensor) -> list[int]:
+    """The dimensions along which labels change."""
+    labels = constant_dropped(labels)
+    return [
+        d
+        for d, size in enumerate(labels.shape)
+        if size > 1 and bool((labels != labels.narrow(d, 0, 1)).any())
+    ]
+
+
+def constant_dropped(labels: Tensor) -> Tensor:
+    """One entry along each dimension that is constant by its stride, to look at less."""
+    for d, (size, stride) in enumerate(zip(labels.shape, labels.stride())):
+        if size > 1 and stride == 0:
+            labels = labels.narrow(d, 0, 1)
+    return labels
+
+
+def select_first(labels: Tensor, dim: int) -> Tensor:
+    """The labels along `dim` at position 0 of all other dimensions."""
+    index: list[int | slice] = [0] * labels.dim()
+    index[dim] = slice(None)
+    return labels[tuple(index)]
+
+
+def same_channels(labels: Tensor, shape: torch.Size, dims: list[int]) -> Tensor:
+    """The channels along `dims` laid over another shape of the same rank."""
+    for d in range(labels.dim()):
+        if d not in dims:
+            labels = labels.narrow(d, 0, 1)
+    return labels.expand(shape)
+
+
+def compact(labels: Tensor) -> Tensor:
+    """Equal labels in a form that stores nothing along constant dimensions."""
+    changing = varying(labels)
+    for d in range(labels.dim()):
+        if d not in changing:
+            labels = labels.narrow(d, 0, min(1, labels.shape[d]))
+    return labels

@@ -1,0 +1,406 @@
+"""One run of a network, written down: which function was called on which tensors.
+
+What the design must satisfy: any `forward` that runs can be recorded (modules, functional calls,
+methods, in-place operations alike), nothing is executed for real where fake tensors suffice, and
+the network is not changed. So torch's function calls are intercepted instead of
+transforming code. What is not intercepted there (scripted functions) is noticed one level lower,
+by a dispatch mode, and marked as unrecorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from lbyl.errors import LbylError
+from lbyl.graph.declare import is_leaf
+from lbyl.torchkit.intercept import Function, Interceptor
+from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, one_thread, tensors_in
+from lbyl.torchkit.tensors import parameter_names
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor in a recorded call: the value's number in the record."""
+
+    value: int
+
+
+@dataclass
+class Call:
+    """One function call: `args` and `kwargs` hold a Ref wherever a tensor stood."""
+
+    function: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[int]
+    outputs: list[int]
+    module: str
+    trusted: bool = True  # False where it read memory that an in-place call had changed
+    leaf: type[nn.Module] | None = None  # the class of a module recorded as a single call
+
+    @property
+    def op(self) -> str:
+        """The bare name of the function: `conv2d`, `add`, `__getitem__`."""
+        return self.name.rsplit(".", 1)[-1]
+
+
+@dataclass
+class Record:
+    """The calls of one run, the shape of every value, and which values are parameters."""
+
+    calls: list[Call] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)  # integers: indices where masks are booleans
+    parameters: dict[int, str] = field(default_factory=dict)
+    outputs: list[int] = field(default_factory=list)
+    unrecorded: set[int] = field(default_factory=set)  # values touched outside recorded calls
+    stale: set[int] = field(default_factory=set)
+    failed: list[int] = field(default_factory=list)  # what the call read that ended the run
+    fake: bool = True  # whether it ran on fake tensors, shapes without data
+    leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
+    held: list[Tensor] = field(default_factory=list, repr=False)  # so that no id is reused
+
+
+# Reads of a tensor's description: they move no data, so nothing follows from them.
+_DESCRIPTIONS = {
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "data_ptr",
+    "__len__",
+    "get_device",
+    "is_contiguous",
+    "element_size",
+    "storage_offset",
+    "untyped_storage",
+    "requires_grad_",
+    "register_hook",
+    "has_torch_function",
+    "nelement",
+    "is_inference",
+    "_is_view",
+}
+BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
+
+
+class Recorder(Interceptor):
+    """Writes every torch function call into a `Record`."""
+
+    def __init__(self, names: Mapping[int, str], fake: bool = False) -> None:
+        super().__init__()
+        self.record = Record()
+        self.fake = fake
+        self.inside = 0
+        self.names = names  # id of a parameter or buffer → its name in the model
+        self.depth = 0
+        self.modules: list[str] = [""]
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, list[int]] = {}
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of the value this tensor now holds, a new one at its first sight."""
+        key = id(tensor)
+        if key not in self._numbers:
+            self._assign(tensor)
+            if key in self.names:
+                self.record.parameters[self._numbers[key]] = self.names[key]
+        return self._numbers[key]
+
+    def _assign(self, tensor: Tensor) -> int:
+        record = self.record
+        value = len(record.shapes)
+        # An empty tensor counts as one entry, so that its channels are still seen.
+        record.shapes.append(torch.Size(max(1, size) for size in tensor.shape))
+        record.whole.append(tensor.dtype not in (torch.bool, torch.uint8))
+        record.held.append(tensor)  # an id is only unique while its object lives
+        self._numbers[id(tensor)] = value
+        self._storages.setdefault(_storage(tensor), []).append(value)
+        return value
+
+    def _mutate(self, tensor: Tensor) -> None:
+        """An in-place call: the tensor is a new value, and other views of its memory are stale."""
+        old = self._storages.get(_storage(tensor), [])
+        self.record.stale.update(old)
+        self._assign(tensor)
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if self.inside:  # of a leaf module, which is recorded as a whole
+            return func(*args, **kwargs)
+        if name in _DESCRIPTIONS or (name == "__get__" and not _moves_data(func)):
+            return func(*args, **kwargs)
+        if name == "__get__":
+            name = resolve_name(func).split(".")[-2]
+        inputs = [self.number(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        spelled = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (args, kwargs))
+        self.depth += 1
+        try:
+            result = _same_shape(func, args, kwargs) if self.fake else None
+            result = func(*args, **kwargs) if result is None else result
+        except Exception:
+            self.record.failed = inputs
+            raise
+        finally:
+            self.depth -= 1
+        self._write(func, name, spelled, inputs, args, kwargs, result)
+        return result
+
+    def _write(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        spelled: Any,
+        inputs: list[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        trusted = not any(i in self.record.stale for i in inputs) and kwargs.get("out") is None
+        produced = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        if name == "__setitem__":
+            produced = [args[0]]
+        if _in_place(name, kwargs):
+            for tensor in produced:
+                self._mutate(tensor)
+        outputs = [self.number(x) for x in produced]
+        if inputs or outputs:
+            self.record.calls.append(
+                Call(func, name, spelled[0], spelled[1], inputs, outputs, self.modules[-1], trusted)
+            )
+
+    def enter(self, name: str, leaf: bool) -> None:
+        """A submodule begins to run."""
+        self.modules.append(name)
+        if leaf:
+            self.inside += 1
+            self.depth += 1
+
+    def leave(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """A submodule has run; one declared a leaf is written down as a single call."""
+        if is_leaf(type(module)):
+            if self.inside == 1:
+                self._write_leaf(module, args, kwargs, result)
+            self.inside -= 1
+            self.depth -= 1
+        self.modules.pop()
+
+    def _write_leaf(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        own = [*module.parameters(), *module.buffers()]
+        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        inputs = [self.number(x) for x in [*given, *own]]
+        spelled = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (args, kwargs))
+        trusted = not any(i in self.record.stale for i in inputs)
+        produced = tensors_in(result)
+        for tensor in produced:
+            if id(tensor) in self._numbers:  # handed through, perhaps changed in place
+                self._mutate(tensor)
+        outputs = [self.number(x) for x in produced]
+        kind = type(module)
+        self.record.leaves[self.modules[-1]] = module
+        self.record.calls.append(
+            Call(
+                kind,
+                kind.__name__,
+                spelled[0],
+                spelled[1],
+                inputs,
+                outputs,
+                self.modules[-1],
+                trusted,
+                kind,
+            )
+        )
+
+
+def _same_shape(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    """What a BatchNorm gives, shape only: torch takes long to find out for fake tensors."""
+    if func is not F.batch_norm:
+        return None
+    named = dict(zip(("input", *BATCH_NORM), args)) | kwargs
+    x = named["input"]
+    lengths = {len(named[n]) for n in BATCH_NORM if isinstance(named.get(n), Tensor)}
+    fits = x.dim() > 1 and lengths <= {x.shape[1]}
+    return torch.empty_like(x) if fits else None
+
+
+class _DispatchWatcher(TorchDispatchMode):
+    """Marks tensors read or made outside any recorded call, as scripted functions do."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.recorder.depth == 0:
+            seen = tree_flatten((args, kwargs or {}, result))[0]
+            self.recorder.record.unrecorded.update(
+                self.recorder.number(x) for x in seen if isinstance(x, Tensor)
+            )
+        return result
+
+
+def _moves_data(func: Callable[..., Any]) -> bool:
+    """Whether a property access such as `x.T` gives a new tensor (unlike `x.shape`)."""
+    name = resolve_name(func) or ""
+    return name.split(".")[-2:-1] in (["T"], ["mT"], ["H"], ["mH"], ["data"], ["real"], ["imag"])
+
+
+def _in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
+    augmented = name.startswith("__i") and name not in ("__invert__", "__int__", "__index__")
+    method = name.endswith("_") and not name.endswith("__")
+    return method or augmented or name == "__setitem__" or bool(kwargs.get("inplace"))
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return -id(tensor)  # a tensor without storage shares it with nobody
+
+
+@contextmanager
+def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Keeps `recorder.modules` equal to the stack of running submodules."""
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        name = names.get(id(module), recorder.modules[-1])
+        recorder.enter(name, is_leaf(type(module)))
+
+    def leave(module: nn.Module, args: Any, *rest: Any) -> None:
+        # After an error torch leaves the keyword arguments out; then nothing is written either.
+        kwargs, output = rest if len(rest) == 2 else ({}, None)
+        recorder.leave(module, args, kwargs, output)
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+            # torch forgets to: `torch.compile` would warn of a hook that is long gone.
+            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log of calls that fail on fake tensors: a failure is an answer here."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """The same parameters in other modules: what a forward keeps on `self` stays out of `model`."""
+    kept = [*model.parameters(), *model.buffers()]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in kept})
+    except Exception:  # some modules refuse copies; most of those keep nothing either
+        return model
+
+
+def _run(
+    model: nn.Module, inputs: Inputs, fake: bool, spare: bool = False, training: bool = False
+) -> Record:
+    model = model if spare else _twin(model)
+    recorder = Recorder(parameter_names(model), fake)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(evaluation_mode(model))
+        if training:
+            model.train()
+        if fake:
+            stack.enter_context(_quiet())
+            stack.enter_context(one_thread())
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
+            stack.enter_context(mode)
+        stack.enter_context(_DispatchWatcher(recorder))
+        stack.enter_context(_module_names(model, recorder))
+        stack.enter_context(recorder)
+        try:
+            output = call_model(model, inputs)
+        except Exception as error:
+            raise DoesNotRun(inputs, error, recorder.record) from error
+    recorder.record.fake = fake
+    recorder.record.outputs = [recorder.number(x) for x in tensors_in(output)]
+    return recorder.record
+
+
+def record(
+    model: nn.Module,
+    inputs: Inputs,
+    fake: bool | None = None,
+    spare: bool = False,
+    training: bool = False,
+) -> Record:
+    """Run `model` once on `inputs` and return what it called.
+
+    Fake tensors carry shapes only, so this costs milliseconds whatever the size; a network whose
+    control flow looks at values is run for real instead. `fake` asks for one or the other. A
+    `spare` model was made to be recorded: what its forward keeps on `self` may stay there, and only
+    such a one may be recorded in `training` mode.
+    """
+    if fake is not False:
+        try:
+            return _run(model, inputs, True, spare and fake is True, training)
+        except Exception as error:
+            if fake:
+                raise _explained(inputs, error) from error
+    try:
+        return _run(model, inputs, False, spare, training)
+    except Exception as error:
+        raise _explained(inputs, error) from error
+
+
+class DoesNotRun(LbylError):
+    """The model failed on its inputs; `record` holds the calls up to there."""
+
+    def __init__(self, inputs: Inputs, error: Exception, record: Record) -> None:
+        super().__init__(
+            f"the model does not run on the example inputs ({_describe(inputs)}): {error}. "
+            "Pass inputs as the model's forward takes them: a tensor, a tuple or a dict."
+        )
+        self.record = record
+
+
+def _explained(inputs: Inputs, error: Exception) -> DoesNotRun:
+    return error if isinstance(error, DoesNotRun) else DoesNotRun(inputs, error, Record())
+
+
+def _describe(inputs: Inputs) -> str:
+    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
+    return ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)

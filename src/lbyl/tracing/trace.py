@@ -1,0 +1,100 @@
+"""One run of a network → its graph of units."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from lbyl.errors import LbylError
+from lbyl.graph.patterns import listed, matches
+from lbyl.graph.unit import Graph, Unit
+from lbyl.torchkit.run import Inputs
+from lbyl.torchkit.tensors import is_finite
+from lbyl.tracing.dry_run import verify
+from lbyl.tracing.follow import follow
+from lbyl.tracing.group import build, without
+
+Patterns = str | Sequence[str]
+NOT_INCLUDED, EXCLUDED = "not in include=", "excluded as asked"  # reasons that a user gave
+
+
+def trace(
+    model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    include: Patterns = "*",
+    exclude: Patterns = (),
+    residual: bool = False,
+) -> Graph:
+    """Find the channels of `model` that can be pruned, and what each touches.
+
+    `include` and `exclude` are shell-style patterns of layer names: a unit is offered when all the
+    layers that make its channels fit `include` and no layer that would lose channels fits
+    `exclude`. `residual` also offers channels that additions tie across layers.
+    """
+    check_model(model)
+    flow = follow(model, example_inputs)
+    graph = build(flow, residual=residual)
+    whole = graph if residual else build(flow, residual=True)
+    graph = replace(graph, batch=_batch(example_inputs), all_units=whole.units)
+    graph = select(graph, include, exclude)
+    return verify(model, example_inputs, graph, flow.record.fake)
+
+
+def check_model(model: nn.Module) -> None:
+    """One clear error for weights no method can work with."""
+    if not isinstance(model, nn.Module):
+        raise LbylError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise LbylError(f"{name} is uninitialised: run the model once before compressing it")
+        if tensor.dtype.is_floating_point and not is_finite(tensor):
+            raise LbylError(
+                f"{name} holds NaN or Inf: load weights that are finite before compressing"
+            )
+
+
+def _batch(example_inputs: Inputs) -> int:
+    tensors = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
+    return max(1, int(tensors[0].shape[0])) if tensors and tensors[0].dim() else 1
+
+
+def select(graph: Graph, include: Patterns, exclude: Patterns) -> Graph:
+    """The graph with only the units asked for; the others become unprunable and say why."""
+    _check_patterns(graph, include, exclude)
+    dropped: dict[str, str] = {}
+    for unit in graph.units:
+        if not all(matches(p.name, include) for p in unit.producers):
+            dropped[unit.name] = NOT_INCLUDED
+        elif any(matches(name, exclude) for name in _layers_cut(unit)):
+            dropped[unit.name] = EXCLUDED
+    return without(graph, dropped)
+
+
+def _layers_cut(unit: Unit) -> list[str]:
+    """Every layer that loses channels of its own when the unit is pruned."""
+    return [*(p.name for p in unit.producers), *unit.between]
+
+
+def _check_patterns(graph: Graph, include: Patterns, exclude: Patterns) -> None:
+    """One clear error for a pattern that no layer fits: a typo would protect nothing."""
+    known = dict.fromkeys(name for unit in graph.units for name in _layers_cut(unit))
+    known |= dict.fromkeys([*graph.unprunable, *graph.consumers, *(x.name for x in graph.layers)])
+    for keyword, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in listed(patterns):
+            if not isinstance(pattern, str):
+                raise LbylError(f"{keyword}= takes patterns of layer names, not {pattern!r}")
+            if pattern == "*" or any(matches(name, pattern) for name in known):
+                continue
+            near = difflib.get_close_matches(pattern, [*known, *_stems(known)], 3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see print(graph)"
+            raise LbylError(f"{keyword}={pattern!r} fits no layer of this network; {hint}")
+
+
+def _stems(names: dict[str, None]) -> list[str]:
+    """Patterns for everything inside a module: `layer1.*`."""
+    return list(dict.fromkeys(f"{n.rpartition('.')[0]}.*" for n in names if "." in n))

@@ -1,0 +1,133 @@
+"""Batches by a network's example: split evenly, in its form, and lists of images for detectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbyl
+from lbyl.inputs import batches
+from lbyl.inputs.batches import FreshInputs, image_count, inverted, procedural
+from lbyl.inputs.procedural import procedural_images
+from support import small
+from support.published import stir
+
+
+def sizes(model: nn.Module, x: Tensor, count: int) -> list[int]:
+    return [len(batch) for batch in procedural(model, x, count=count).batches]
+
+
+def test_large_images_run_a_few_at_a_time_and_no_batch_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "BATCH_PIXELS", 20 * 64)
+    model, x = nn.Identity(), torch.zeros(1, 3, 8, 8)
+    assert sizes(model, x, 60) == [20, 20, 20]
+    assert sizes(model, x, 45) == [20, 25]  # the last five join those before
+    assert sizes(model, x, 35) == [20, 15]
+    assert sizes(model, x, 5) == [5]
+
+
+def test_batches_together_are_the_images() -> None:
+    x = torch.zeros(1, 3, 8, 8)
+    made = torch.cat(list(procedural(nn.Identity(), x, count=40, seed=2).batches))
+    assert torch.equal(made, procedural_images(40, (3, 8, 8), seed=2))
+
+
+def test_the_number_of_images_falls_with_their_size() -> None:
+    assert image_count((3, 8, 8)) == image_count((3, 32, 32)) == 1024
+    assert image_count((3, 224, 224)) == 256 < image_count((3, 128, 128)) < 1024
+
+
+class Several(nn.Module):
+    """Takes an image, labels, a mask and a number."""
+
+    def forward(self, image: Tensor, label: Tensor, flag: Tensor, scale: Tensor) -> Tensor:
+        return image.mean((1, 2, 3)) * scale + label + flag
+
+
+def test_other_inputs_follow_the_example() -> None:
+    inputs = {
+        "image": torch.zeros(2, 3, 6, 6, dtype=torch.float64),
+        "label": torch.tensor([7, 3]),
+        "flag": torch.tensor([1, 0]),
+        "scale": torch.tensor(2.0),
+    }
+    (batch,) = procedural(Several(), inputs, count=30).batches
+    assert batch["image"].shape == (30, 3, 6, 6) and batch["image"].dtype == torch.float64
+    assert batch["label"].shape == (30,) and set(batch["label"].tolist()) <= set(range(8))
+    assert batch["label"].unique().numel() > 3
+    assert batch["flag"].tolist() == [1] * 30 and batch["scale"] is inputs["scale"]
+
+
+def test_an_example_without_a_tensor_is_refused() -> None:
+    with pytest.raises(lbyl.LbylError, match="hold no tensor"):
+        procedural(nn.Identity(), {"x": 3}, count=4)
+
+
+def test_collections_and_what_follows_are_drawn_apart() -> None:
+    fresh = FreshInputs(nn.Identity(), torch.zeros(1, 3, 8, 8), seed=5)
+    endless = fresh.endless()
+    drawn = [
+        next(iter(fresh.collection(64).batches)),
+        next(iter(fresh.second_pass.batches)),
+        next(endless),
+        next(endless),
+    ]
+    firsts = [batch[0] for batch in drawn]
+    assert not any(torch.equal(a, b) for i, a in enumerate(firsts) for b in firsts[:i])
+    assert fresh.second_pass is fresh.second_pass  # drawn once
+    assert len(drawn[1]) == 1024 // batches.SECOND_PASS
+    assert len(drawn[2]) == 1024 // batches.STEP
+    assert torch.equal(firsts[0], procedural_images(64, (3, 8, 8), seed=5)[0])
+
+
+# ---------------------------------------------------------------------------------- detectors
+
+
+@pytest.fixture(scope="module")
+def detector() -> nn.Module:
+    pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    return stir(small.ssdlite()[0])
+
+
+IMAGES = ([torch.rand(3, 64, 64), torch.rand(3, 64, 64)],)
+
+
+def test_detectors_get_lists_of_images_between_0_and_1(detector: nn.Module) -> None:
+    found = procedural(detector, IMAGES, count=10)
+    drawn = list(found.batches)
+    assert found.count == len(drawn) == 3
+    assert [len(images) for (images,) in drawn] == [4, 4, 2]
+    for (images,) in drawn:
+        assert isinstance(images, list)
+        for image in images:
+            assert image.shape == (3, 64, 64) and float(image.std()) > 0.05
+            assert 0 <= float(image.min()) < float(image.max()) <= 1
+    default = procedural(detector, IMAGES)
+    assert sum(len(images) for (images,) in default.batches) == batches.LISTED
+
+
+def test_what_comes_beside_the_list_comes_along() -> None:
+    marker = object()
+    (batch,) = procedural(nn.Identity(), ([torch.rand(3, 8, 8)], marker), count=4).batches
+    assert len(batch[0]) == 4 and batch[1] is marker
+
+
+def test_detectors_are_restored(detector: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "LISTED", 8)
+    result = lbyl.compress(detector, IMAGES, 0.3, data=8)
+    assert len(result.graph) > 5
+    assert result.data == "procedural" and result.corrections.recalibrated > 5
+    assert all(row.error is not None and row.error < 1 for row in result.rows)
+    with torch.no_grad():
+        boxes = result.model.eval()(*IMAGES)
+    assert len(boxes) == 2 and all({"boxes", "scores", "labels"} <= b.keys() for b in boxes)
+
+
+def test_detectors_have_no_inverted_images(detector: nn.Module) -> None:
+    drawn = procedural(detector, IMAGES, count=4)
+    with pytest.raises(lbyl.LbylError, match="one image tensor"):
+        inverted(detector, drawn)

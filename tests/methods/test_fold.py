@@ -1,0 +1,200 @@
+"""`fold`: clusters, averages and sums, against the definitions written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import lbyl
+from lbyl.graph.weights import unit_weights
+from lbyl.methods.fold import _distances, _gain, k_means
+from lbyl.planning.plan import Plan
+from support.networks import NETWORKS, build, example, randomise
+
+
+def gram_of(points: Tensor) -> Tensor:
+    return points @ points.T
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --------------------------------------------------------------------------------- k-means
+
+
+@given(st.integers(1, 12), st.integers(0, 1000))
+def test_every_cluster_has_a_member(count: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    points = torch.randn(12, 5, dtype=torch.float64)
+    points[6:] = points[0]  # only seven different ones
+    label = k_means(gram_of(points), count, 2, generator(seed))
+    assert label.unique().tolist() == list(range(count))
+
+
+def test_distances_are_those_to_the_means() -> None:
+    points = torch.randn(9, 4, dtype=torch.float64)
+    label = torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 1])
+    means = torch.stack([points[label == c].mean(0) for c in range(3)])
+    torch.testing.assert_close(
+        _distances(gram_of(points), label, 3), torch.cdist(points, means) ** 2
+    )
+
+
+def test_far_apart_clusters_are_found() -> None:
+    centres = 50 * torch.eye(4, dtype=torch.float64)
+    points = centres.repeat_interleave(6, 0) + torch.randn(24, 4, dtype=torch.float64)
+    label = k_means(gram_of(points), 4, 4, generator()).reshape(4, 6)
+    assert bool((label == label[:, :1]).all()) and len(label[:, 0].unique()) == 4
+
+
+def test_no_point_is_nearer_to_another_cluster() -> None:
+    points = torch.randn(40, 6, dtype=torch.float64)
+    gram = gram_of(points)
+    label = k_means(gram, 7, 3, generator(1))
+    distance = _distances(gram, label, 7)
+    own = distance.gather(1, label[:, None])[:, 0]
+    torch.testing.assert_close(own, distance.amin(1))
+
+
+# ------------------------------------------------------------------------------- the method
+
+
+def doubled(seed: int) -> nn.Sequential:
+    """A chain in which channels 5…9 of the first layer are 0…4 once more, readers too."""
+    model = build("chain", seed)
+    assert isinstance(model, nn.Sequential)
+    with torch.no_grad():
+        tensors = [model[0].weight, *model[1].parameters(), model[1].running_mean]
+        for tensor in [*tensors, model[1].running_var]:
+            tensor[5:] = tensor[:5]
+        model[3].weight[:, 5:] = model[3].weight[:, :5]
+    return model
+
+
+@given(st.integers(0, 1000))
+def test_duplicates_fold_exactly(seed: int) -> None:
+    model, x = doubled(seed), example("chain", 4)
+    result = lbyl.compress(model, x, 0.5, method="fold", include="0")
+    assert sorted(k % 5 for k in result.plan.kept["0"].tolist()) == [0, 1, 2, 3, 4]
+    torch.testing.assert_close(result.model(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@given(st.integers(0, 1000))
+def test_duplicates_fold_exactly_under_a_foreign_plan(seed: int) -> None:
+    """Whatever the readers are."""
+    model, x = doubled(seed), example("chain", 4)
+    with torch.no_grad():
+        model[3].weight.copy_(torch.randn_like(model[3].weight) / 5)
+    plan = Plan({"0": torch.tensor([0, 2, 3, 6, 9])}, {"0": 10})
+    slim = lbyl.compress(model, x, plan, method="fold").model
+    torch.testing.assert_close(slim(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_filters_are_averaged_and_readers_summed() -> None:
+    model, x = build("chain", 3), example("chain")
+    graph = lbyl.trace(model, x)
+    weights = unit_weights(graph, model)["0"]
+    method = lbyl.methods.Fold()
+    kept = method.select(weights, 6)
+    assert torch.equal(kept, method.select(weights, 6)) and bool((kept.diff() > 0).all())
+    delivery = method.deliver(weights, kept, None)
+    members, gain = delivery.matrix.bool(), delivery.gain
+    assert gain is not None and bool((members.sum(1) == 1).all())
+    assert bool(members[kept, torch.arange(6)].all())
+    plan = Plan({"0": kept}, {"0": 10})
+    slim = lbyl.compress(model, x, plan, method=method).model
+    for c in range(6):
+        of = members[:, c]
+        torch.testing.assert_close(slim[0].weight[c], model[0].weight[of].mean(0))
+        torch.testing.assert_close(slim[1].running_var[c], model[1].running_var[of].mean())
+        torch.testing.assert_close(slim[1].bias[c], model[1].bias[of].mean())
+        wanted = model[1].weight[of].mean() * float(gain[c])
+        torch.testing.assert_close(slim[1].weight[c], wanted)
+        torch.testing.assert_close(slim[3].weight[:, c], model[3].weight[:, of].sum(1))
+
+
+def test_layers_that_read_and_make_are_summed_and_averaged_both() -> None:
+    model, x = build("chain", 3), example("chain")
+    graph = lbyl.trace(model, x)
+    weights, method = unit_weights(graph, model), lbyl.methods.Fold()
+    result = lbyl.compress(model, x, 0.5, method=method)
+    kept = {name: torch.as_tensor(k) for name, k in result.plan.kept.items()}
+    first = method.deliver(weights["0"], kept["0"], None)
+    second = method.deliver(weights["3"], kept["3"], None)
+    assert second.merge is not None
+    wanted = torch.einsum("to,oikl,ic->tckl", second.merge, model[3].weight.double(), first.matrix)
+    torch.testing.assert_close(result.model[3].weight.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@given(st.integers(2, 6), st.integers(0, 100))
+def test_the_gain_undoes_what_averaging_takes(size: int, seed: int) -> None:
+    """White inputs, filters of one norm: variance of the average times gain² is that of one."""
+    torch.manual_seed(seed)
+    filters = torch.nn.functional.normalize(torch.rand(size, 20).double(), dim=1)
+    gain = _gain(filters, torch.ones(size, 1, dtype=torch.float64))
+    assert float(filters.mean(0).square().sum() * gain[0] ** 2) == pytest.approx(1)
+
+
+def test_opposite_filters_do_not_blow_up() -> None:
+    filters = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]).double()
+    gain = _gain(filters, torch.ones(3, 1, dtype=torch.float64))
+    assert float(gain[0]) == pytest.approx(3**0.5)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("criterion", ["l2", "random-2"])
+def test_a_plan_of_another_criterion_works(name: str, criterion: str) -> None:
+    model, x = build(name), example(name, 3)
+    plan = lbyl.compress(model, x, 0.5, method="none", criterion=criterion).plan
+    result = lbyl.compress(model, x, plan, method="fold")
+    assert bool(result.model(x).isfinite().all())
+    assert all(torch.equal(result.plan.kept[n], k) for n, k in plan.kept.items())
+
+
+def test_depthwise_layers_between_are_averaged_too() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
+        nn.Conv2d(8, 4, 1),
+    )
+    randomise(model)
+    x = torch.randn(2, 3, 6, 6)
+    graph = lbyl.trace(model, x)
+    weights = unit_weights(graph, model)["0"]
+    kept = lbyl.methods.Fold().select(weights, 5)
+    merge = lbyl.methods.Fold().deliver(weights, kept, None).merge
+    assert merge is not None
+    slim = lbyl.compress(model, x, Plan({"0": kept}, {"0": 8}), method="fold").model
+    wanted = torch.einsum("tm,m...->t...", merge, model[3].weight.double())
+    torch.testing.assert_close(slim[3].weight.double(), wanted, rtol=1e-5, atol=1e-6)
+    # The gain belongs to the normalisation of the merged filters, not to the one behind.
+    wanted = merge @ model[4].weight.double()
+    torch.testing.assert_close(slim[4].weight.double(), wanted, rtol=1e-5, atol=1e-6)
+    assert bool(slim(x).isfinite().all())
+
+
+def test_where_channels_differ_in_size_readers_are_summed_and_nothing_is_averaged() -> None:
+    model, x = build("chain", 3), example("chain")
+    graph = lbyl.trace(model, x)
+    whole = unit_weights(graph, model)["0"]
+    some = torch.arange(3) + whole.unit.start  # a parameter that only three channels have
+    uneven = replace(whole, graph=replace(graph, axes={**graph.axes, ("extra", 0): some}))
+    kept = lbyl.methods.Fold().select(uneven, 5)
+    delivery, even = (lbyl.methods.Fold().deliver(w, kept, None) for w in (uneven, whole))
+    assert delivery.merge is None and delivery.gain is None and even.merge is not None
+    torch.testing.assert_close(delivery.matrix, even.matrix)
+
+
+def test_without_restarts_is_refused() -> None:
+    with pytest.raises(lbyl.LbylError, match="restarts"):
+        lbyl.methods.Fold(restarts=0)

@@ -1,0 +1,108 @@
+"""Backward elimination against the definition: refit after every removal, by brute force."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import lbyl
+from lbyl.graph.weights import unit_weights
+from lbyl.planning.elimination import BLOCK, ConsumerView, EchoCriterion, consumer_view, eliminate
+from lbyl.statistics.solve import RIDGE
+from support import quick
+from support.networks import build, example
+
+
+def error_after(found: ConsumerView, gone: list[int], ridge: float) -> float:
+    """Squared error at the readers when `gone` are refitted on the rest, ridge included."""
+    size = len(found.covariance)
+    epsilon = ridge * found.covariance.diagonal().mean()
+    full = found.covariance + epsilon * torch.eye(size, dtype=torch.float64)
+    stay = [i for i in range(size) if i not in gone]
+    cross = full[gone][:, stay]
+    left = full[gone][:, gone] - cross @ torch.linalg.solve(full[stay][:, stay], cross.T)
+    return float((found.weight[gone][:, gone] * left).sum())
+
+
+def random_view(size: int, seed: int) -> ConsumerView:
+    generator = torch.Generator().manual_seed(seed)
+
+    def gram() -> Tensor:
+        rows = torch.randn(3 * size, size, generator=generator, dtype=torch.float64)
+        return rows.T @ rows
+
+    return ConsumerView(gram(), gram())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_costs_add_up_to_the_error_of_refitting(seed: int) -> None:
+    found = random_view(8, seed)
+    gone: list[int] = []
+    total = 0.0
+    for j, cost in eliminate(found, torch.ones(8, dtype=torch.float64), ridge=0.01):
+        best = min(error_after(found, [*gone, i], 0.01) for i in range(8) if i not in gone)
+        gone.append(j)
+        total += cost
+        assert total == pytest.approx(error_after(found, gone, 0.01), rel=1e-8)
+        assert error_after(found, gone, 0.01) == pytest.approx(best, rel=1e-8)
+    assert len(set(gone)) == 7
+
+
+def test_importance_moves_a_channel_to_the_end() -> None:
+    found = random_view(6, 1)
+    first = next(iter(eliminate(found, torch.ones(6, dtype=torch.float64))))[0]
+    importance = torch.ones(6, dtype=torch.float64)
+    importance[first] = 1e9
+    assert first not in [j for j, _ in eliminate(found, importance)]
+
+
+def test_a_duplicate_goes_first_and_for_nothing() -> None:
+    model, x = build("chain", 0), example("chain")
+    graph = lbyl.trace(model, x)
+    unit = graph.units[0]
+    with torch.no_grad():
+        for name, axis in graph.axes:
+            if name in dict(model.named_parameters()) | dict(model.named_buffers()):
+                channel = graph.axes[name, axis]
+                if axis == 0 and bool((channel == unit.start).any()):
+                    tensor = dict(model.named_parameters()) | dict(model.named_buffers())
+                    tensor[name][1] = tensor[name][0]
+    weights = unit_weights(graph, model)[unit.name]
+    statistics = quick.statistics(model, x, 64)
+    order = EchoCriterion(power=0.0).order(weights, statistics)
+    found = consumer_view(weights, statistics)
+    assert found is not None
+    assert order[0][0] in (0, 1)
+    total = float((found.weight * found.covariance).sum())
+    assert order[0][1] < 0.02 * total
+
+
+def test_blocks_of_removals_give_the_order_of_single_ones() -> None:
+    """More channels than a block holds, against the same removals applied one by one."""
+    size = 2 * BLOCK + 5
+    mixing = torch.randn(size, size, dtype=torch.float64)
+    samples = torch.randn(3 * size, size, dtype=torch.float64) @ mixing
+    rows = torch.randn(size, size, dtype=torch.float64)
+    view = ConsumerView(samples.T @ samples / len(samples), rows.T @ rows)
+    importance = torch.rand(size, dtype=torch.float64)
+    epsilon = RIDGE * view.covariance.diagonal().mean()
+    inverse = torch.linalg.inv(view.covariance + epsilon * torch.eye(size, dtype=torch.float64))
+    gram, left = view.weight.clone(), torch.ones(size, dtype=torch.bool)
+    for channel, cost in eliminate(view, importance):
+        costs = gram.diagonal() / inverse.diagonal()
+        expected = int((importance * costs).masked_fill(~left, torch.inf).argmin())
+        assert channel == expected
+        torch.testing.assert_close(cost, float(costs[channel]), rtol=1e-8, atol=0.0)
+        kept_part = inverse[channel] / inverse[channel, channel]
+        column = gram[:, channel].clone()
+        gram -= torch.outer(kept_part, column) + torch.outer(column, kept_part)
+        gram += column[channel] * torch.outer(kept_part, kept_part)
+        inverse -= torch.outer(inverse[channel], kept_part)
+        inverse[channel, channel], left[channel] = 1.0, False
+
+
+def test_every_channel_is_named_once_even_where_costs_are_no_numbers() -> None:
+    nothing = torch.zeros(70, 70, dtype=torch.float64)
+    order = eliminate(ConsumerView(nothing, nothing), torch.ones(70, dtype=torch.float64))
+    assert len({channel for channel, _ in order}) == 69

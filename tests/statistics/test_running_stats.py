@@ -1,0 +1,184 @@
+"""Moments matched by what the BatchNorm behind a consumer remembers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lbyl
+from lbyl.statistics.collect import collect_moments
+from lbyl.statistics.moments import Moments
+from lbyl.statistics.running_stats import (
+    _by_inputs,
+    _by_outputs,
+    match_running_stats,
+    matched,
+    with_diagonal,
+)
+
+
+def random_moments(features: int, seed: int = 0) -> Moments:
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn(features, 2 * features, dtype=torch.float64, generator=generator)
+    mean = torch.randn(features, 1, dtype=torch.float64, generator=generator)
+    return Moments(mean, root @ root.T / (2 * features))
+
+
+def random_weight(outputs: int, features: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(outputs, features, dtype=torch.float64, generator=generator)
+
+
+def test_agreeing_moments_stay_as_they_are() -> None:
+    moments, weight = random_moments(12), random_weight(5, 12)
+    mean = weight @ moments.mean[:, 0]
+    variance = ((weight @ moments.covariance) * weight).sum(1)
+    found = matched(moments, weight, mean, variance)
+    torch.testing.assert_close(found.covariance, moments.covariance)
+    torch.testing.assert_close(found.mean, moments.mean)
+
+
+def test_output_gets_the_remembered_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lbyl.statistics.running_stats.DAMPING", 1e-12)
+    monkeypatch.setattr("lbyl.statistics.running_stats.SMOOTHING", 0.0)
+    monkeypatch.setattr("lbyl.statistics.running_stats.STEPS", 12)
+    moments, weight = random_moments(12), random_weight(5, 12)
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    mean, variance = torch.arange(5).double(), was * torch.tensor([0.5, 1.0, 2.0, 0.8, 1.3])
+    found = matched(moments, weight, mean, variance)
+    torch.testing.assert_close(weight @ found.mean[:, 0], mean)
+    torch.testing.assert_close(((weight @ found.covariance) * weight).sum(1), variance)
+
+
+def test_what_the_output_does_not_tell_is_left_alone() -> None:
+    """Given the output, the inputs vary as before: the conditional covariance is the same."""
+    moments, weight = random_moments(8), random_weight(3, 8)
+    variance = 2 * ((weight @ moments.covariance) * weight).sum(1)
+    found = matched(moments, weight, weight @ moments.mean[:, 0], variance)
+
+    def conditional(covariance: torch.Tensor) -> torch.Tensor:
+        across = covariance @ weight.T
+        return covariance - across @ torch.linalg.solve(weight @ across, across.T)
+
+    torch.testing.assert_close(
+        conditional(found.covariance), conditional(moments.covariance), atol=1e-9, rtol=0
+    )
+
+
+def test_both_ways_of_solving_agree() -> None:
+    """As many outputs as inputs may be solved in terms of either."""
+    moments, weight = random_moments(6), random_weight(6, 6)
+    across = moments.covariance @ weight.T
+    spread = (weight * across.T).sum(1)
+    wanted = spread * torch.linspace(0.8, 1.25, 6, dtype=torch.float64)
+    given = (wanted, torch.linspace(-1, 1, 6).double(), 1e-7 * spread.mean())
+    first = _by_outputs(moments.covariance, weight, across, *given)
+    second = _by_inputs(moments.covariance, weight, *given)
+    assert first is not None and second is not None
+    for one, other in zip(first, second):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("outputs", [3, 8, 40])
+def test_covariance_stays_positive_and_comes_nearer(outputs: int) -> None:
+    moments, weight = random_moments(8), random_weight(outputs, 8)
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    wanted = was * torch.linspace(0.5, 2, outputs, dtype=torch.float64)
+    found = matched(moments, weight, torch.zeros(outputs).double(), wanted)
+    now = ((weight @ found.covariance) * weight).sum(1)
+    assert torch.linalg.eigvalsh(found.covariance).min() > -1e-9
+    assert (now / wanted).log().square().mean() < (was / wanted).log().square().mean()
+
+
+def test_contradictory_running_statistics_do_no_harm() -> None:
+    """Two equal outputs that remember variances a million apart."""
+    moments = random_moments(6)
+    weight = random_weight(1, 6).repeat(2, 1)
+    found = matched(moments, weight, torch.zeros(2).double(), torch.tensor([1e-3, 1e3]).double())
+    assert torch.isfinite(found.covariance).all()
+    assert torch.linalg.eigvalsh(found.covariance).min() > -1e-9
+
+
+def test_least_change_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No covariance with the same diagonal is nearer: the gradient vanishes off the diagonal."""
+    monkeypatch.setattr("lbyl.statistics.running_stats.SMOOTHING", 0.0)
+    monkeypatch.setattr("lbyl.statistics.running_stats.STEPS", 12)
+    matrix = random_moments(6).covariance
+    diagonal = matrix.diagonal() * torch.tensor([0.6, 1.0, 1.5, 0.9, 2.0, 1.1])
+    root = torch.linalg.cholesky(matrix)
+    found = with_diagonal(root, root, diagonal)
+    torch.testing.assert_close(found.diagonal(), diagonal)
+    # KL(N(0, found) ‖ N(0, matrix)) has the gradient (matrix⁻¹ − found⁻¹)/2 in `found`.
+    gradient = torch.linalg.inv(matrix) - torch.linalg.inv(found)
+    rest = gradient - torch.diag(gradient.diagonal())
+    assert rest.abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("outputs", [2, 9])
+def test_covariances_that_rounding_made_indefinite_are_left_alone(outputs: int) -> None:
+    moments = random_moments(4)
+    covariance = moments.covariance - 2 * torch.linalg.eigvalsh(moments.covariance)[1] * torch.eye(
+        4
+    )
+    weight = torch.cat(
+        [1e-9 * random_weight(outputs - 1, 4), torch.linalg.eigh(covariance)[1].T[-1:]]
+    )
+    broken = Moments(moments.mean, covariance)
+    found = matched(broken, weight, torch.zeros(outputs).double(), torch.ones(outputs).double())
+    assert torch.isfinite(found.covariance).all() and torch.isfinite(found.mean).all()
+
+
+def test_dead_outputs_teach_nothing() -> None:
+    moments = random_moments(4)
+    found = matched(moments, torch.zeros(3, 4).double(), torch.ones(3), torch.ones(3))
+    assert found is moments
+
+
+def test_duplicates_still_restore_exactly_with_any_running_statistics() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.Flatten(),
+        nn.Linear(6 * 64, 4),
+    ).eval()
+    nn.init.uniform_(model[4].running_var, 0.2, 2.0)
+    nn.init.uniform_(model[4].running_mean, -1.0, 1.0)
+    with torch.no_grad():  # the second half repeats the first
+        for tensor in (*model[0].parameters(), *model[1].parameters()):
+            tensor[4:] = tensor[:4]
+        model[0].weight[4:] *= 0.5  # the criterion takes the copies
+        model[1].running_var[4:] = model[1].running_var[:4] * 0.25
+        model[1].running_mean[4:] = model[1].running_mean[:4] * 0.5
+        model[0].bias[4:] *= 0.5
+    model[1].eps = 1e-12
+    x = torch.randn(2, 3, 8, 8)
+    slim = lbyl.compress(model, x, 0.5, include="0", method=lbyl.methods.Echo(ridge=0)).model
+    torch.testing.assert_close(slim(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_procedural_images_alone_are_matched_to_running_statistics() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6)
+    ).eval()
+    nn.init.constant_(model[4].running_var, 0.3)
+    x = torch.zeros(1, 3, 16, 16)
+    graph = lbyl.trace(model, x)
+    prepared = lbyl.prepare(model, x)
+    plain = collect_moments(model, graph, prepared.fresh.collection())
+    found = prepared.statistics()
+    assert not torch.allclose(found.moments["3"].covariance, plain.moments["3"].covariance)
+    torch.testing.assert_close(
+        found.moments["3"].covariance,
+        match_running_stats(model, graph, plain).moments["3"].covariance,
+    )
+    images = torch.randn(64, 3, 16, 16)
+    measured = lbyl.prepare(model, x, data=images).statistics().moments["3"]
+    with torch.no_grad():
+        seen = model[:3](images).mean((0, 2, 3)).double()
+    torch.testing.assert_close(measured.mean.mean(1), seen, atol=0.05, rtol=0.05)

@@ -1,0 +1,87 @@
+"""Positions: windows are those of the convolution, and thinning leaves a fair draw of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lbyl.statistics.samples import Geometry, patches_of, thin
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize(("rows", "limit"), [(1000, 100), (1000, 333), (1001, 90), (7, 2)])
+def test_about_so_many_rows_are_left_one_of_each_stretch(rows: int, limit: int) -> None:
+    left = thin(torch.arange(rows)[:, None], limit, generator())[:, 0]
+    step = rows // limit
+    assert len(left) == rows // step and limit <= len(left) <= 2 * limit
+    assert torch.equal(left // step, torch.arange(len(left)))  # one of each stretch, in order
+
+
+@pytest.mark.parametrize("limit", [1000, 999, 600, 501])
+def test_few_rows_are_all_kept(limit: int) -> None:
+    rows = torch.randn(1000, 3)
+    assert thin(rows, limit, generator()) is rows
+
+
+def test_a_limit_of_none_leaves_one_row() -> None:
+    assert thin(torch.randn(50, 2), 0, generator()).shape == (1, 2)
+
+
+def test_no_column_of_an_image_is_preferred() -> None:
+    """Every n-th row would see the same columns where n divides the width."""
+    columns = torch.arange(32).repeat(32 * 40)[:, None]
+    left = thin(columns, len(columns) // 16, generator())[:, 0]
+    counts = torch.bincount(left, minlength=32)
+    assert int(counts.min()) > 0.5 * float(counts.float().mean())
+    assert len(left) == 32 * 40 * 2
+
+
+def test_thinned_moments_are_near_the_whole() -> None:
+    rows = torch.randn(40_000, 4, generator=generator(1)) @ torch.randn(
+        4, 4, generator=generator(2)
+    )
+    some = thin(rows, 8000, generator())
+    torch.testing.assert_close(torch.cov(some.T), torch.cov(rows.T), rtol=0.1, atol=0.1)
+
+
+def test_draws_follow_the_generator_alone() -> None:
+    rows = torch.arange(900)[:, None]
+    first, again, other = (thin(rows, 90, generator(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+GEOMETRIES = [
+    Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    Geometry((3, 2), (2, 1), ((0, 0), (1, 1)), (1, 2)),
+    Geometry((5, 5), (1, 2), ((2, 2), (2, 2)), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_windows_are_what_the_kernel_sees(geometry: Geometry) -> None:
+    x = torch.randn(3, 4, 11, 9)
+    seen = patches_of(x, geometry, 1.0, generator())
+    pads = tuple(sides[0] for sides in geometry.padding)
+    wanted = F.unfold(x, geometry.kernel, geometry.dilation, pads, geometry.stride)
+    wanted = wanted.transpose(1, 2).flatten(0, 1).unflatten(1, (4, -1))
+    torch.testing.assert_close(seen, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_thinned_windows_are_some_of_them(geometry: Geometry) -> None:
+    x = torch.randn(2, 3, 24, 24)
+    whole = patches_of(x, geometry, 1.0, generator()).flatten(1)
+    some = patches_of(x, geometry, 9.0, generator()).flatten(1)
+    assert 0.5 * len(whole) / 9 < len(some) < 2 * len(whole) / 9
+    known = {tuple(row) for row in whole.tolist()}
+    assert all(tuple(row) in known for row in some.tolist())
+
+
+def test_small_maps_are_thinned_no_further_than_one_place() -> None:
+    x = torch.randn(50, 2, 3, 3)
+    geometry = Geometry((3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    assert patches_of(x, geometry, 100.0, generator()).shape == (50, 2, 9)

@@ -1,0 +1,1 @@
+"""What the tests share: small networks, published ones, references to compare with."""

@@ -1,0 +1,150 @@
+"""A prepared network: traced once, collected once, for as many questions as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import lbyl
+from lbyl import api
+from lbyl.inputs import batches
+from lbyl.planning import elimination
+from support import quick
+from support.networks import build, example, fingerprint
+
+
+class Counter:
+    """Counts calls of functions, which do as before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch = monkeypatch
+        self.calls: dict[str, int] = {}
+
+    def watch(self, module: Any, name: str) -> None:
+        original: Callable[..., Any] = getattr(module, name)
+        self.calls[name] = 0
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
+            return original(*args, **kwargs)
+
+        self.patch.setattr(module, name, counted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    counter = Counter(monkeypatch)
+    counter.watch(api, "trace")
+    counter.watch(api, "collect")
+    counter.watch(api, "analytic_statistics")
+    counter.watch(elimination, "eliminate")
+    counter.watch(batches, "match_first_batchnorm")
+    monkeypatch.setattr(batches, "image_count", lambda shape: 32)
+    return counter.calls
+
+
+def test_a_budget_traces_once_and_eliminates_once(calls: dict[str, int]) -> None:
+    model, x = build("bottleneck"), example("bottleneck")
+    result = lbyl.compress(model, x, lbyl.Budget(macs=0.6), criterion="echo")
+    assert calls["trace"] == calls["collect"] == 1
+    assert calls["eliminate"] == len(result.graph)  # once a unit, for budget and criterion both
+    by_norm = lbyl.compress(model, x, lbyl.Budget(macs=0.6))
+    assert calls["trace"] == 2 and calls["eliminate"] == 2 * len(by_norm.graph)
+
+
+def test_gains_are_fitted_once_a_call(calls: dict[str, int]) -> None:
+    """Collecting, recalibrating and refining share them."""
+    lbyl.compress(build("chain"), example("chain"), 0.5, refine=2)
+    assert calls["match_first_batchnorm"] == 1
+
+
+def test_statistics_are_collected_once_for_many_compressions(calls: dict[str, int]) -> None:
+    prepared = lbyl.prepare(build("chain"), example("chain"))
+    assert calls["collect"] == 0  # when first needed
+    for ratio in (0.3, 0.5):
+        for method in ("echo", "lbyl", quick.correcting("none", "mean")):
+            prepared.compress(ratio, method=method)
+    prepared.compress(lbyl.Budget(params=0.5), criterion="echo")
+    prepared.plan(0.5, criterion="echo")
+    prepared.estimate((0.5,))
+    assert calls["trace"] == calls["collect"] == calls["match_first_batchnorm"] == 1
+    prepared.compress(0.5, method="moments")
+    prepared.compress(0.3, method="moments")
+    assert calls["collect"] == calls["analytic_statistics"] == 1
+    prepared.compress(0.5, method=lbyl.methods.Echo(taps="channels"))
+    assert calls["collect"] == 2  # other moments
+
+
+def test_nothing_is_collected_that_nothing_looks_at(calls: dict[str, int]) -> None:
+    prepared = lbyl.prepare(build("chain"), example("chain"))
+    for method in ("none", "lbyl", "fold"):
+        prepared.compress(0.5, method=method)
+    prepared.plan(0.5, method="none")
+    assert calls["collect"] == calls["match_first_batchnorm"] == 0
+    lbyl.compress(build("chain"), example("chain"), 0.5, data=example("chain", 20))
+    assert calls["collect"] == 1 and calls["match_first_batchnorm"] == 0
+
+
+def test_wrong_ratios_are_refused_before_anything_takes_long(calls: dict[str, int]) -> None:
+    prepared = lbyl.prepare(build("chain"), example("chain"))
+    for ratio in (1.5, {"nowhere": 0.5}):
+        with pytest.raises(lbyl.LbylError):
+            prepared.compress(ratio)
+    assert calls["collect"] == 0
+
+
+@pytest.mark.parametrize("method", ["echo", "lbyl", "moments"])
+def test_a_prepared_network_compresses_as_the_function_does(method: str) -> None:
+    model, x = build("chain"), example("chain")
+    before = fingerprint(model)
+    prepared = lbyl.prepare(model, x, data=quick.data_for(0.5, method, None))
+    prepared.compress(0.3, method=method)
+    again = prepared.compress(0.5, method=method, refine=2)
+    direct = quick.compress(model, x, 0.5, method=method, refine=2)
+    assert torch.equal(again.model(x), direct.model(x))
+    assert fingerprint(model) == before
+
+
+def test_plans_are_those_that_compressions_follow() -> None:
+    prepared = lbyl.prepare(build("bottleneck"), example("bottleneck"), data=32)
+    for amount in (0.5, {"conv2": 0.3}, lbyl.Budget(macs=0.5)):
+        plan = prepared.plan(amount, criterion="echo")
+        result = prepared.compress(amount, criterion="echo")
+        assert result.plan.to_dict() == plan.to_dict()
+        assert torch.equal(
+            prepared.compress(plan).model(example("bottleneck")),
+            result.model(example("bottleneck")),
+        )
+
+
+def test_results_are_refined_further_and_stay_as_they_were() -> None:
+    model, x = build("basic"), example("basic")
+    prepared = lbyl.prepare(model, x, data=32)
+    plain = prepared.compress(0.5)
+    before = fingerprint(plain.model)
+    refined = prepared.refine(plain, 20)
+    assert fingerprint(plain.model) == before and plain.refinement is None
+    assert refined.refinement is not None and refined.refinement.steps == 20
+    assert refined.plan is plain.plan and refined.rows == plain.rows
+    alone = lbyl.refine(model, x, plain, 20)
+    assert torch.equal(alone.model(x), refined.model(x))
+    assert torch.equal(prepared.compress(0.5, refine=20).model(x), refined.model(x))
+
+
+def test_estimates_are_those_of_the_function() -> None:
+    model, x = build("chain"), example("chain")
+    found = lbyl.estimate(model, x, (0.5,), methods=("none", "fold"), data=32)
+    again = lbyl.prepare(model, x, data=32).estimate((0.5,), methods=("none", "fold"))
+    assert found.to_dict() == again.to_dict() and found.source == "procedural"
+    assert {row.method for row in found.rows} == {"none", "fold"}
+
+
+def test_a_loader_that_runs_out_serves_every_question() -> None:
+    model, x = build("chain"), example("chain", 60)
+    prepared = lbyl.prepare(model, x[:2], data=(part for part in x.split(20)))
+    first = prepared.compress(0.5)
+    second = prepared.compress(0.5, method=lbyl.methods.Echo(sequential=True), refine=2)
+    assert first.data == second.data == "own" and second.corrections.sequential == 2

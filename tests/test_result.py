@@ -1,0 +1,186 @@
+"""A result tells what was done, not what was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import lbyl
+from lbyl.result import Corrections, Result
+from support import quick
+from support.measure import relative_error
+from support.networks import NETWORKS, build, consumer_samples, example
+
+
+def test_own_data_are_not_run_a_second_time() -> None:
+    model, x = build("chain"), example("chain", 40)
+    result = lbyl.compress(model, x[:2], 0.5, data=x)
+    assert result.method["correction"] == "recalibrate"  # asked for
+    assert result.corrections == Corrections(rewritten=2, mean=2, variance=1)  # and done
+    assert result.data == "own" and "recalibrated" not in result.story
+    procedural = quick.compress(model, x[:2], 0.5)
+    assert procedural.corrections.recalibrated == 2
+    assert "2 BatchNorms recalibrated" in procedural.story
+
+
+def test_a_network_without_batchnorm_has_nothing_recalibrated() -> None:
+    result = quick.compress(build("biased"), example("biased"), 0.5)
+    assert result.corrections == Corrections(rewritten=2, mean=2)
+
+
+def test_nothing_pruned_means_nothing_corrected() -> None:
+    result = quick.compress(build("chain"), example("chain"), 0.0)
+    assert result.corrections == Corrections() and str(result.corrections) == "none"
+    assert [row.error for row in result.rows] == [None, None]
+
+
+def test_a_refinement_that_was_taken_back_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lbyl.restoring.refine.RATE", 1e8)
+    model, x = build("basic"), example("basic")
+    plain, wild = (quick.compress(model, x, 0.5, refine=steps) for steps in (0, 3))
+    told = wild.refinement
+    assert told is not None and (told.asked, told.steps) == (3, 0)
+    assert "taken back" in str(told) and "taken back" in wild.story
+    assert json.loads(json.dumps(wild.to_dict()))["refinement"]["steps"] == 0
+    states = plain.model.state_dict(), wild.model.state_dict()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_a_refinement_tells_its_losses() -> None:
+    model, x = build("basic"), example("basic")
+    result = quick.compress(model, x, 0.5, refine=20)
+    told = result.refinement
+    assert told is not None and told.steps == 20 and told.loss_after < told.loss_before
+    assert "refined by 20 steps" in result.story
+
+
+def test_a_criterion_without_a_say_is_not_told() -> None:
+    model, x = build("chain"), example("chain")
+    folded = lbyl.compress(model, x, 0.5, method="fold")
+    assert folded.criterion is None and folded.chosen_by == "its own choice"
+    assert folded.plan.chosen_by == "fold"
+    first = lbyl.compress(model, x, 0.5, method="none", criterion="l1")
+    assert first.criterion == {"name": "l1"} and first.chosen_by == "l1"
+    again = lbyl.compress(model, x, first.plan, method="lbyl")
+    assert again.criterion is None and again.chosen_by == "a given plan (by l1)"
+    by_hand = lbyl.Plan({"0": torch.arange(4)}, {"0": 10})
+    assert lbyl.compress(model, x, by_hand, method="none").chosen_by == "a given plan"
+    other = lbyl.compress(model, x, folded.plan, method="none")
+    assert other.chosen_by == "a given plan (by fold)" and "l2" not in str(other)
+
+
+def test_what_was_looked_at_is_told() -> None:
+    model, x = build("chain"), example("chain")
+    assert lbyl.compress(model, x, 0.5, method="lbyl").data is None
+    assert lbyl.compress(model, x, 0.5, method="moments").data == "analytic"
+    assert quick.compress(model, x, 0.5, method="none", criterion="echo").data == "procedural"
+    assert quick.compress(model, x, lbyl.Budget(macs=0.5), method="none").data == "procedural"
+
+
+def test_one_matrix_is_told_where_one_is_written() -> None:
+    model, x = build("chain"), example("chain")
+    for row in lbyl.compress(model, x, 0.5, method="lbyl").rows:
+        assert row.residual is not None and row.residual > 0
+        assert row.bias is not None and row.norm is not None and row.error is None
+    for row in quick.compress(model, x, 0.5).rows:  # every consumer is solved by itself
+        assert row.residual is row.bias is row.norm is None
+        assert row.error is not None and 0 < row.error < 1
+    text = str(quick.compress(model, x, 0.5))
+    assert "error" in text and "RE" not in text.split() and "BE" not in text.split()
+
+
+READ = {"chain": ("0", "3"), "bottleneck": ("conv2", "conv3"), "dense": ("0", "3")}
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("method", ["echo", "none", "lbyl"])
+def test_the_error_is_that_of_the_consumers_output(name: str, method: str) -> None:
+    """On own inputs: the variance of the difference over that of the output, measured directly."""
+    unit, consumer = READ[name]
+    model, x = build(name, 2).double(), example(name, 200).double()
+    prepared = lbyl.prepare(model, x[:2], data=x)
+    channels = prepared.graph[unit].channels
+    plan = lbyl.Plan({unit: torch.arange(0, channels, 2)}, {unit: channels})
+    correction = "none" if method == "echo" else "mean"  # without statistics nothing is measured
+    result = prepared.compress(plan, method=quick.correcting(method, correction))
+    (row,) = result.rows
+    assert row.error == pytest.approx(relative_error(model, result.model, consumer, x), rel=1e-6)
+
+
+def test_the_error_follows_from_the_statistics_on_procedural_images_too() -> None:
+    model, x = build("chain", 2).double(), example("chain").double()
+    prepared = lbyl.prepare(model, x, data=64)
+    plan = lbyl.Plan({"0": torch.arange(6)}, {"0": 10})
+    result = prepared.compress(plan)
+    moments = prepared.statistics().moments["3"]
+    new = torch.zeros(8, 10, 9, dtype=torch.float64)
+    new[:, :6] = result.model[3].weight.detach().flatten(2)
+    old = model[3].weight.detach().flatten(2)
+    covariance = moments.covariance
+
+    def variance(weight: torch.Tensor) -> float:
+        rows = weight.flatten(1)
+        return float(((rows @ covariance) * rows).sum())
+
+    (row,) = result.rows
+    assert row.error == pytest.approx(variance(new - old) / variance(old), rel=1e-6)
+
+
+def test_a_restored_unit_has_less_error_than_a_pruned_one() -> None:
+    model, x = build("chain"), example("chain", 100)
+    prepared = lbyl.prepare(model, x[:2], data=x)
+    echo = prepared.compress(0.5)
+    none = prepared.compress(0.5, method=quick.correcting("none", "mean"))
+    for better, worse in zip(echo.rows, none.rows):
+        assert better.error is not None and worse.error is not None
+        assert better.error < worse.error
+
+
+@pytest.mark.parametrize("name", ["chain", "bottleneck", "biased"])
+def test_counted_corrections_are_those_in_the_weights(name: str) -> None:
+    model, x = build(name), example(name)
+    result = quick.compress(model, x, 0.5, method=quick.correcting("echo", "mean+variance"))
+    cut = list(result.graph.consumers.values())
+    assert result.corrections.rewritten == len(cut)
+    moved = 0
+    for consumer in cut:
+        key = f"{consumer.name}.bias" if consumer.norm is None else consumer.norm.mean
+        state, before = result.model.state_dict(), model.state_dict()
+        kept = result.plan.kept.get(consumer.name)
+        old = before.get(key, torch.zeros(1))
+        moved += not torch.equal(state[key], old if kept is None or len(old) == 1 else old[kept])
+    assert result.corrections.mean == moved
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "fold"}, {"refine": 2}, {"method": "lbyl"}])
+def test_to_plain_data_and_back(options: dict[str, object]) -> None:
+    model, x = build("bottleneck"), example("bottleneck")
+    result = quick.compress(model, x, 0.5, **options)  # type: ignore[arg-type]
+    document = json.loads(json.dumps(result.to_dict(plan=False), allow_nan=False))
+    again = Result.from_dict(document, result.model, result.plan)
+    assert again.to_dict() == result.to_dict()
+    assert str(again) == str(result) and again.story == result.story
+
+
+def test_saved_results_come_back_as_they_were_told(tmp_path: Path) -> None:
+    result = quick.compress(build("chain"), example("chain"), 0.5, refine=2)
+    lbyl.save(result, tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "plan.json").read_text())
+    again = Result.from_dict(document["result"], result.model, lbyl.Plan.from_dict(document))
+    assert again.story == result.story and again.rows == result.rows
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_results_print_within_a_line(name: str) -> None:
+    text = str(quick.compress(build(name), example(name), 0.5, refine=1))
+    assert max(map(len, text.splitlines())) < 100
+
+
+def test_consumers_read_what_the_hook_says() -> None:
+    """The yardstick of these tests: a layer's output is its weight times what it reads."""
+    model, x = build("chain").double(), example("chain", 3).double()
+    samples, made = consumer_samples(model, "3", x)
+    torch.testing.assert_close(samples @ model[3].weight.flatten(1).T, made)
