@@ -22,7 +22,7 @@ MODEL, PLAN = "model.safetensors", "plan.json"
 def save(result: Result, directory: str | Path) -> Path:
     """Write `model.safetensors` and `plan.json`; the directory is either the old or the new."""
     path = Path(directory)
-    with whole_directory(path) as temporary:
+    with whole_directory(path, last=PLAN) as temporary:
         write_tensors(temporary / MODEL, tensors(result.model), {"format": "pt"})
         write_json(temporary / PLAN, plan_document(result))
     return path

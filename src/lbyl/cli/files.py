@@ -36,9 +36,7 @@ class Package:
     ) -> dict[str, Any]:
         """Write it; what an earlier run wrote is replaced, or removed where it is out of date."""
         written: dict[str, Any] = {"out": str(out), "notes": []}
-        with whole_directory(out) as folder:
-            for name in OPTIONAL:
-                (folder / name).unlink(missing_ok=True)
+        with whole_directory(out, last=PLAN) as folder:
             with screen.stage("writing weights and plan"):
                 write_tensors(folder / MODEL, tensors(self.result.model), {"format": "pt"})
                 write_json(folder / PLAN, self.document())
@@ -47,7 +45,7 @@ class Package:
             if report:
                 written["notes"] += self._report(screen, folder / REPORT, out)
             files = [n for n in (MODEL, PLAN, *OPTIONAL) if (folder / n).is_file()]
-        for name in set(OPTIONAL) - set(files):  # a directory that could not be swapped
+        for name in set(OPTIONAL) - set(files):  # of an earlier run: out of date
             (out / name).unlink(missing_ok=True)
         return written | {"files": files}
 

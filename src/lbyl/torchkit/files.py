@@ -35,48 +35,32 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory that takes the place of `path` only when all is written.
+def whole_directory(path: Path, last: str = "") -> Iterator[Path]:
+    """A temporary directory whose files go to `path` only when all are written.
 
-    What `path` held under other names is kept, so a second run adds to the first.
+    A new directory appears at once. In one that exists our files are replaced one by one, each
+    atomically, the one named `last` after all others; nothing else in it is touched.
     """
-    path = path.resolve()  # a link stays one: what it points to is replaced
+    path = path.resolve()  # a link stays one: what it points to is written to
     if path.exists() and not path.is_dir():
         raise LbylError(f"{path} is a file; give a directory to write to")
-    if path.is_dir() and (path.is_mount() or Path.cwd().is_relative_to(path)):
-        with _filled_directory(path) as temporary:
-            yield temporary
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    old = temporary.with_name(temporary.name + ".old")
+    exists = path.is_dir()
+    parent = path if exists else path.parent
+    parent.mkdir(parents=True, exist_ok=True)
     try:
-        if path.exists():
-            shutil.copytree(path, temporary, dirs_exist_ok=True)
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)
-        if path.exists():
-            path.replace(old)
-        temporary.replace(path)
-    except BaseException:
-        if old.exists() and not path.exists():
-            old.replace(path)
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def _filled_directory(path: Path) -> Iterator[Path]:
-    """For directories that cannot be renamed: finished files are moved in one by one."""
-    temporary = Path(tempfile.mkdtemp(dir=path, prefix=".writing."))
+        temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise LbylError(f"{path} cannot be written to: {error}") from error
     try:
         yield temporary
-        for file in temporary.iterdir():
-            file.replace(path / file.name)
+        if exists:
+            for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
+                file.replace(path / file.name)
+        else:
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o777 & ~umask)
+            temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -59,9 +59,15 @@ def _add_bias(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def can_take_bias(model: nn.Module, name: str) -> bool:
-    """Whether a bias can be written for the layer of this name, made where it is missing."""
-    module = model.get_submodule(name) if name else model
-    return "bias" in module._parameters
+    """Whether the layer of this name has room for a bias and none yet.
+
+    One that is there but took no part in the layer's call is added elsewhere: it is not ours.
+    """
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:  # a parameter that stands alone
+        return False
+    return "bias" in module._parameters and module._parameters["bias"] is None
 
 
 def shape_of(tensor: Tensor, sizes: Sequence[int]) -> Tensor:

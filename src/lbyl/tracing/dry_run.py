@@ -103,7 +103,8 @@ def _refuted(
     else:
         slim = weightless_copy(model, indices)
         refit_attributes(slim, model)
-    flow = follow(slim, inputs, fake, spare=True, grouped=_grouped(graph))
+    # What only training runs is heeded already: no unit is left of it.
+    flow = follow(slim, inputs, fake, spare=True, grouped=_grouped(graph), training=False)
     return _different(graph, build(flow, residual=True, least=1), indices, units)
 
 

@@ -19,11 +19,12 @@ def follow(
     fake: bool | None = None,
     spare: bool = False,
     grouped: Collection[str] = (),
+    training: bool = True,
 ) -> Flow:
-    """Record a run and follow its channels; layers that only training runs are heeded too."""
+    """Record a run and follow its channels; with `training` layers that only training runs too."""
     flow = propagate(Flow(record(model, inputs, fake, spare), grouped=set(grouped)))
     silent = {name for name, _ in model.named_parameters()} - set(flow.record.parameters.values())
-    if silent and flow.record.fake:
+    if training and silent and flow.record.fake:
         _heed_training(flow, model, inputs, silent)
     return flow
 

@@ -194,10 +194,7 @@ def _unit(
     flow: Flow, group: Group, start: int, consumers: list[str], touched: list[str], residual: bool
 ) -> Unit:
     layers = group.layers
-    producers = tuple(
-        Producer(c.name, c.weight, c.output_axis, c.bias, norm_behind(flow, c.value_out), c.kind)
-        for c in layers
-    )
+    producers = tuple(_producer(flow, c) for c in layers)
     named = {p.weight for p in producers} | {p.bias for p in producers}
     named |= {flow.weight_of[name] for name in consumers}
     between = {name.rpartition(".")[0] or name: None for name in touched if name not in named}
@@ -206,6 +203,48 @@ def _unit(
     return Unit(
         layers[0].name, start, channels, producers, tuple(consumers), tuple(between), path, residual
     )
+
+
+def _producer(flow: Flow, layer: Layer) -> Producer:
+    bias, out = bias_behind(flow, layer)
+    norm = norm_behind(flow, out)
+    return Producer(layer.name, layer.weight, layer.output_axis, bias, norm, layer.kind)
+
+
+def bias_behind(flow: Flow, layer: Layer) -> tuple[str | None, int]:
+    """The bias of a layer and the value behind it, also where it is added apart from the product.
+
+    `x @ w + b` and `F.conv2d(x, w) + b.view(1, -1, 1, 1)` have the bias b, if nothing else uses it.
+    """
+    readers = flow.users.get(layer.value_out, [])
+    if layer.bias is not None or len(readers) != 1 or layer.value_out in flow.record.outputs:
+        return layer.bias, layer.value_out
+    call = readers[0][1]
+    others = [v for v in call.inputs if v != layer.value_out]
+    added = call.op.strip("_") in ("add", "iadd", "radd") and call.kwargs.get("alpha", 1) == 1
+    if not added or len(others) != 1:
+        return None, layer.value_out
+    name = _lone_vector(flow, others[0])
+    # Counted from the end, where channels lie in the output and in what is added to it.
+    dim = -1 if layer.kind == "linear" else 1 - len(flow.shape_of(layer.weight))
+    shape = flow.shape(others[0])
+    channels = flow.shape(layer.value_out)[dim]
+    if name is None or len(shape) < -dim or shape[dim] != channels or shape.numel() != channels:
+        return None, layer.value_out
+    return name, call.outputs[0]
+
+
+def _lone_vector(flow: Flow, value: int) -> str | None:
+    """The parameter that a value is, or is a view of, where nothing else uses it."""
+    makers = [call for call in flow.record.calls if value in call.outputs]
+    if makers:
+        moved = makers[-1].op in ("view", "reshape", "unsqueeze", "__getitem__")
+        if not moved or len(makers[-1].inputs) != 1 or len(flow.users.get(value, [])) != 1:
+            return None
+        value = makers[-1].inputs[0]
+    name = flow.record.parameters.get(value)
+    alone = len(flow.users.get(value, [])) == 1 and len(flow.shape(value)) == 1
+    return name if alone else None
 
 
 def norm_behind(flow: Flow, value: int) -> Norm | None:
@@ -240,8 +279,15 @@ def _consumers(
             before = by_name[c.name]
             by_name[c.name] = replace(before, calls=before.calls + 1, norm=None)
             continue
-        norm = norm_behind(flow, c.value_out)
+        bias, out = bias_behind(flow, c)
         by_name[c.name] = Consumer(
-            c.name, c.weight, c.bias, c.input_axis, c.output_axis, norm, c.kind, channel
+            c.name,
+            c.weight,
+            bias,
+            c.input_axis,
+            c.output_axis,
+            norm_behind(flow, out),
+            c.kind,
+            channel,
         )
     return by_name

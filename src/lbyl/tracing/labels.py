@@ -135,6 +135,14 @@ class Flow:
         """The shape of a value in the recorded run."""
         return self.record.shapes[value]
 
+    def shape_of(self, parameter: str) -> torch.Size:
+        """The shape of a parameter by its name."""
+        return self.shape(self._values[parameter])
+
+    @cached_property
+    def _values(self) -> dict[str, int]:
+        return {name: value for value, name in self.record.parameters.items()}
+
     @cached_property
     def users(self) -> dict[int, list[tuple[int, Call]]]:
         """For every value the calls that read it, each with its index in the record."""

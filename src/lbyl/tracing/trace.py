@@ -19,6 +19,7 @@ from lbyl.tracing.follow import follow
 from lbyl.tracing.group import build, without
 
 Patterns = str | Sequence[str]
+AS_WEIGHTS = ("running_mean", "running_var", "weight", "bias")  # buffers that are computed with
 NOT_INCLUDED, EXCLUDED = "not in include=", "excluded as asked"  # reasons that a user gave
 
 
@@ -52,7 +53,8 @@ def check_model(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise LbylError(f"{name} is uninitialised: run the model once before compressing it")
-        if tensor.dtype.is_floating_point and not is_finite(tensor):
+        used = isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] in AS_WEIGHTS
+        if used and tensor.dtype.is_floating_point and not is_finite(tensor):
             raise LbylError(
                 f"{name} holds NaN or Inf: load weights that are finite before compressing"
             )
