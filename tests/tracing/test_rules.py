@@ -555,3 +555,16 @@ def test_attention_without_a_batch_is_counted() -> None:
     net = Net(lambda m, x: m.r(x, x, x)[0], r=nn.MultiheadAttention(8, 2))
     alone, batched = (lbyl.trace(net, x).macs() for x in (torch.randn(5, 8), torch.randn(5, 1, 8)))
     assert alone == batched > 0
+
+
+def test_where_with_a_condition_alone_and_splits_of_nothing_are_opaque() -> None:
+    """They tell positions, or divide a tensor without entries: handled, not an error of a rule."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.a(x)
+        torch.where(x[0, 0] > 1e9)
+        empty = x.mean((2, 3))[:0]
+        return m.b(x) + sum(part.sum() for part in empty.split([0], 0))
+
+    graph = lbyl.trace(Net(forward, a=conv(3, 6, 1), b=conv(6, 2, 1)), IMAGE)
+    assert "a" in graph.unprunable

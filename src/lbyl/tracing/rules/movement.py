@@ -58,6 +58,11 @@ def _why_not_moved(flow: Flow, call: Call) -> str | None:
         return "changes the number of entries"
     if call.op in JOINING and len(ranks) > 1:
         return "joins tensors of different rank"
+    sizes = argument(call, 1, "split_size_or_sections")
+    if call.op in ("split", "split_with_sizes") and isinstance(sizes, (list, tuple)):
+        whole = flow.shape(input_of(call))[argument(call, 2, "dim", 0)]
+        if sum(sizes) != whole:  # of an empty tensor, which counts as one entry
+            return "divides an empty tensor"
     counts = {"tensor_split": "tensor_indices_or_sections", "repeat_interleave": "repeats"}
     if call.op in counts and value_of(argument(call, 1, counts[call.op])) is not None:
         return "is steered by values"

@@ -35,6 +35,8 @@ def pointwise(flow: Flow, call: Call) -> Sequence[Tensor]:
     """Operands that meet entry by entry are the same channels."""
     if not call.outputs:  # `x.type()` tells a name
         return []
+    if call.op == "where" and len(call.args) + len(call.kwargs) < 3:
+        return opaque(flow, call, "tells positions by number")
     shape = flow.shape(call.outputs[0])
     # Only activations make a residual sum; a bias or a learned offset belongs to its channel.
     fixed = flow.constants | flow.record.parameters.keys()
