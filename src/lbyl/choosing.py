@@ -7,14 +7,14 @@ statistics are collected once, so that only solves repeat.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import nn
 
 from lbyl.graph.unit import Graph
 from lbyl.inputs.batches import FreshInputs, InputBatches
-from lbyl.planning.allocation import Allocation, Allocator, Counts, spare
+from lbyl.planning.allocation import Allocation, Allocator, Counts, Sensitivity, spare
 from lbyl.planning.budget import Budget, Sizes, curves, influence, within_error
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.plan import Plan
@@ -43,6 +43,8 @@ class Judges:
     graph: Graph
     fresh: FreshInputs
     own: InputBatches | None = None  # the user's, instead of procedural ones
+    # What each unit cut alone does, by task: the same for every size of a budget.
+    measured: dict[str, dict[str, Sensitivity]] = field(default_factory=dict)
 
     @cached_property
     def whole(self) -> Divergence:
@@ -170,6 +172,8 @@ class Chooser:
         if budget.max_error is not None:
             return Allocation(within_error(by_unit, budget.max_error, multiple_of), "max_error")
         sizes = Sizes(self.graph)
+        by = None if criterion is None else criterion.to_dict()
+        key = f"{self.task.method.to_dict()} {by} {multiple_of} {budget.params is not None}"
         allocator = Allocator(
             by_unit,
             {unit.name: unit.channels for unit in self.graph.units},
@@ -178,6 +182,7 @@ class Chooser:
             self._score_alone(criterion),
             multiple_of,
             self.progress,
+            self.judges.measured.setdefault(key, {}),
         )
         if budget.latency is not None:
             return allocator.choose_by_latency(budget.latency, self.time_fraction)

@@ -103,6 +103,7 @@ class Allocator:
     alone: Score  # cheaper, for one unit cut alone
     multiple_of: int | None = None
     progress: Callable[[str, int, int], None] | None = None
+    measured: dict[str, Sensitivity] = field(default_factory=dict)  # filled when first needed
 
     def choose(self, fraction: float) -> Allocation:
         """Of all candidates that leave this fraction of the cost the one that diverges least."""
@@ -176,17 +177,18 @@ class Allocator:
 
     def sensitivities(self) -> dict[str, Sensitivity]:
         """Every unit cut alone, as much as in a uniform network of a given cost."""
+        if self.measured:
+            return self.measured
         even = self._fit(dict.fromkeys(self.channels, 1.0), ALONE * self.cost(self.channels))
         counts = even or {n: max(1, round(ALONE * c)) for n, c in self.channels.items()}
-        measured = {}
         for i, (name, count) in enumerate(counts.items()):
             size = self.channels[name]
             if count < size:
                 error = float(self.curves[name].error[size - count])
                 divergence = self.alone({**self.channels, name: count})
-                measured[name] = Sensitivity(divergence, error / max(1 - error, 1e-3))
+                self.measured[name] = Sensitivity(divergence, error / max(1 - error, 1e-3))
             self._tell("cutting units one at a time", i + 1, len(counts))
-        return measured
+        return self.measured
 
     def _fit(self, direction: Direction, budget: float) -> dict[str, int] | None:
         return fit(direction, self.channels, self.cost, budget, self.multiple_of)

@@ -1,0 +1,83 @@
+"""What is chosen where a call leaves it open, and that the result says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import lbyl
+from lbyl.inputs import batches
+from lbyl.planning.allocation import Allocation
+from support.networks import build, example
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "image_count", lambda shape: 32)
+
+
+def prepared(name: str = "bottleneck", **options: Any) -> lbyl.Prepared:
+    return lbyl.prepare(build(name), example(name), **options)
+
+
+def test_without_a_criterion_echo_keeps_what_diverges_least() -> None:
+    network = prepared()
+    result = network.compress({"*": 0.5})
+    assert result.allocation is not None
+    tried = result.allocation.tried
+    assert set(tried) == {"criterion l2", "criterion echo"}
+    assert tried[f"criterion {result.chosen_by}"] == min(tried.values())
+    named = network.compress({"*": 0.5}, criterion=result.chosen_by)
+    for a, b in zip(result.model.parameters(), named.model.parameters()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["lbyl", "none", "neuron-merging", "moments"])
+def test_other_methods_go_by_l2_and_nothing_is_tried(method: str) -> None:
+    result = prepared().compress(0.5, method=method)
+    assert result.chosen_by == "l2" and result.allocation is None
+
+
+def test_patterns_are_taken_literally() -> None:
+    network = prepared()
+    result = network.compress({"*": 0.5}, criterion="l2")
+    assert result.allocation is None
+    assert all(row.kept == row.channels // 2 for row in result.rows)
+
+
+@pytest.mark.parametrize("budget", [{"macs": 0.6}, {"params": 0.6}])
+def test_a_budget_is_met_and_never_diverges_more_than_one_ratio(budget: dict[str, float]) -> None:
+    result = prepared().compress(lbyl.Budget(**budget), criterion="l2")
+    allocation = result.allocation
+    assert isinstance(allocation, Allocation)
+    assert allocation.tried[allocation.name] <= allocation.tried["uniform"]
+    before, after = (
+        getattr(size, "macs" if "macs" in budget else "parameters")
+        for size in (result.before, result.after)
+    )
+    assert after <= 0.6 * before
+    assert allocation.name in result.story
+
+
+def test_a_spared_unit_is_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = prepared()
+    unit = network.graph.names[0]
+
+    def sparing(counts: Any, channels: Any, *rest: Any) -> Allocation:
+        return Allocation({**counts, unit: channels[unit]}, "uniform", {"uniform": 1.0}, (unit,))
+
+    monkeypatch.setattr("lbyl.choosing.spare", sparing)
+    result = network.compress(0.5, criterion="l2")
+    row = next(row for row in result.rows if row.unit == unit)
+    assert row.kept == row.channels and f"{unit} spared" in result.story
+
+
+def test_own_inputs_are_what_networks_are_compared_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.randn(24, *example("bottleneck").shape[1:])
+    network = prepared(data=[own[:12], own[12:]])
+    monkeypatch.setattr(
+        batches.FreshInputs, "judging", lambda *a: pytest.fail("procedural inputs were drawn")
+    )
+    assert network.compress({"*": 0.5}).data == "own"
