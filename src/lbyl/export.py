@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.files import whole_file
+from lbyl.torchkit.files import whole_directory, whole_file
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode
 
 CHECKED_BATCHES = (1, 3)
@@ -34,10 +32,9 @@ def export_onnx(
     """
     check_onnx()
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     embedded = sum(p.numel() * p.element_size() for p in model.parameters()) < EMBEDDED_LIMIT
-    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
+    # Weights beside the graph, where there are any, must be there before it.
+    with whole_directory(path.parent, last=path.name) as folder:
         written = folder / path.name
         with evaluation_mode(model), _silence():
             program = _to_onnx(model, example_inputs)
@@ -48,11 +45,6 @@ def export_onnx(
                 f"the exported model differs from PyTorch by {error:.2g} of its output's scale, "
                 f"more than {tolerance:g}; nothing was written"
             )
-        # Weights beside the graph, where there are any, must be there before it.
-        for file in sorted(folder.iterdir(), key=lambda file: file == written):
-            file.replace(path.parent / file.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return error
 
 
