@@ -314,8 +314,7 @@ class Prepared:
         return replace(counted, sequential=fitted)
 
     def _fit_sequentially(self, slim: nn.Module, indices: Mapping[Axis, Tensor]) -> int:
-        if self.own is None:
-            raise LbylError("sequential=True needs data=: inputs of your own to fit on")
+        assert self.own is not None  # checked before anything took long
         batches = list(self.own.batches)
         if not all(isinstance(batch, Tensor) for batch in batches):
             raise LbylError("sequential=True needs data= of single tensors")

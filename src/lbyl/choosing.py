@@ -15,7 +15,7 @@ from torch import nn
 from lbyl.graph.unit import Graph
 from lbyl.inputs.batches import FreshInputs, InputBatches
 from lbyl.planning.allocation import Allocation, Allocator, Counts, Sensitivity, spare
-from lbyl.planning.budget import Budget, Sizes, curves, influence, within_error
+from lbyl.planning.budget import Budget, Sizes, curves, unit_influence, within_error
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import counts as ratio_counts
@@ -190,13 +190,12 @@ class Chooser:
 
     def _sparing(self, trial: Trial, counts: Counts, criterion: Criterion | None) -> Trial:
         """A plain ratio less the units that cost much and save little."""
-        fractions = influence(self.model, self.graph.all_units)
+        fractions = unit_influence(self.model, self.graph)
         harm = {}
         for unit in self.graph.units:
             error = trial.restored.error_of(unit)
             if error is not None:
-                weight = max((fractions.get(c, 1.0) for c in unit.consumers), default=1.0)
-                harm[unit.name] = weight * error / max(1 - error, 1e-3)
+                harm[unit.name] = fractions[unit.name] * error / max(1 - error, 1e-3)
         channels = {unit.name: unit.channels for unit in self.graph.units}
         macs = Sizes(self.graph).macs
         allocation = spare(counts, channels, harm, macs, self._score(criterion))

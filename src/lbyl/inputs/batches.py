@@ -68,15 +68,11 @@ class FreshInputs:
     @cached_property
     def second_pass(self) -> InputBatches:
         """Inputs to recalibrate on, which no collection has seen."""
-        listed = _takes_lists(self.example_inputs)
-        total = LISTED if listed else image_count(example_shape(self.example_inputs))
-        return self._draw(max(8, total // SECOND_PASS), 1)
+        return self._draw(max(8, self._total() // SECOND_PASS), 1)
 
     def judging(self, part: int) -> list[Inputs]:
         """Inputs to compare networks on, which nothing was fitted on: 1/`part` of a collection."""
-        listed = _takes_lists(self.example_inputs)
-        total = LISTED if listed else image_count(example_shape(self.example_inputs))
-        return list(self._draw(max(8, total // part), JUDGING).batches)
+        return list(self._draw(max(8, self._total() // part), JUDGING).batches)
 
     def endless(self) -> Iterator[Inputs]:
         """Further batches for refinement, drawn anew as long as they are asked for.
@@ -101,6 +97,12 @@ class FreshInputs:
             order = torch.randperm(len(images) - size, generator=generator) + size
             for part in order.split(size)[: max(1, len(order) // size)]:
                 yield images[part.to(images.device)]
+
+    def _total(self) -> int:
+        """How many inputs a collection has."""
+        if _takes_lists(self.example_inputs):
+            return LISTED
+        return image_count(example_shape(self.example_inputs))
 
     def _step_count(self) -> int:
         return max(FEWEST, image_count(example_shape(self.example_inputs)) // STEP)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from lbyl.errors import LbylError
-from lbyl.planning.budget import LEAST_KEPT, Curve, bisect_prices, prices
+from lbyl.planning.budget import Curve, bisect_prices, least_kept, prices
 
 Counts = Mapping[str, int]
 """Unit → channels that stay."""
@@ -76,7 +76,7 @@ def fit(
         made = {}
         for name, size in channels.items():
             left = math.floor(size * (1 - scale * direction.get(name, 0.0)) + 1e-9)
-            left = max(left, 1, int(LEAST_KEPT * size))
+            left = max(left, least_kept(size))
             made[name] = min(size, -(-left // multiple_of) * multiple_of if multiple_of else left)
         return made
 
@@ -145,7 +145,7 @@ class Allocator:
 
     def _least_fraction(self) -> float:
         """The fraction of the cost that the smallest network allowed has."""
-        least = {n: max(1, int(LEAST_KEPT * c)) for n, c in self.channels.items()}
+        least = {n: least_kept(c) for n, c in self.channels.items()}
         return self.cost(least) / max(self.cost(self.channels), 1)
 
     def candidates(self, fraction: float) -> dict[str, dict[str, int]]:

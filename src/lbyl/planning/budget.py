@@ -42,7 +42,7 @@ class Curve:
 def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, Curve]:
     """The error curve of every unit, by the criterion `echo`."""
     weights = unit_weights(graph, model)
-    fractions = influence(model, graph.all_units)
+    fractions = unit_influence(model, graph)
     made = {}
     for unit in graph.units:
         order = EchoCriterion().order(weights[unit.name], statistics)
@@ -52,9 +52,17 @@ def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, 
             total = float((view.weight * view.covariance).sum().clamp(min=1e-30))
         costs = torch.tensor([0.0, *(cost for _, cost in order)], dtype=torch.float64)
         error = (costs.clamp(min=0).cumsum(0) / total).clamp(max=1.0)
-        fraction = max((fractions.get(c, 1.0) for c in unit.consumers), default=1.0)
-        made[unit.name] = Curve(error, fraction)
+        made[unit.name] = Curve(error, fractions[unit.name])
     return made
+
+
+def unit_influence(model: nn.Module, graph: Graph) -> dict[str, float]:
+    """Unit → the largest fraction that one of its consumers has in the sum it is added to."""
+    by_layer = influence(model, graph.all_units)
+    return {
+        unit.name: max((by_layer.get(c, 1.0) for c in unit.consumers), default=1.0)
+        for unit in graph.units
+    }
 
 
 def influence(model: nn.Module, units: Sequence[Unit]) -> dict[str, float]:
@@ -150,6 +158,11 @@ class Budget:
                 raise LbylError(f"{name} is {value!r}: it must be above 0 and at most 1")
 
 
+def least_kept(channels: int) -> int:
+    """How many channels of a unit always stay."""
+    return max(1, int(LEAST_KEPT * channels))
+
+
 def within_error(
     curves: Mapping[str, Curve], max_error: float, multiple_of: int | None
 ) -> dict[str, int]:
@@ -171,8 +184,7 @@ def prices(
 def _kept(curve: Curve, price: Tensor, limit: float, multiple_of: int | None) -> int:
     """Channels kept when every removal priced under the limit is made."""
     channels = len(curve.error)
-    least = max(1, int(LEAST_KEPT * channels))
-    count = max(least, channels - int((price <= limit).sum()))
+    count = max(least_kept(channels), channels - int((price <= limit).sum()))
     if multiple_of:
         count = -(-count // multiple_of) * multiple_of
     return min(channels, count)

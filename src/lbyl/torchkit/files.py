@@ -25,13 +25,17 @@ def whole_file(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        # mkstemp makes private files; a result is as readable as anything its user makes.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
+        _make_ordinary(temporary, 0o666)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _make_ordinary(path: Path, mode: int) -> None:
+    """Temporary files are private; a result is as readable as anything its user makes."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(mode & ~umask)
 
 
 @contextmanager
@@ -57,9 +61,7 @@ def whole_directory(path: Path, last: str = "") -> Iterator[Path]:
             for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
                 file.replace(path / file.name)
         else:
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o777 & ~umask)
+            _make_ordinary(temporary, 0o777)
             temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
