@@ -207,15 +207,32 @@ def test_a_users_own_inputs_are_used() -> None:
     assert (refined.model(images) - wanted).norm() < (plain.model(images) - wanted).norm()
 
 
+def relative_error(output: Tensor, target: Tensor, axis: int) -> Tensor:
+    return refine.relative_error(output, target, refine.mean_variance(target, axis))
+
+
 def test_the_loss_is_relative() -> None:
     wanted = torch.randn(64, 5, 4, 4)
     said = wanted + 0.1 * torch.randn_like(wanted)
-    here = refine.relative_error(said, wanted, 1)
-    assert 0.005 < float(here) < 0.02
-    torch.testing.assert_close(refine.relative_error(7 * said, 7 * wanted, 1), here)
-    rows = refine.relative_error(said.movedim(1, -1), wanted.movedim(1, -1), -1)
+    here = relative_error(said, wanted, 1)
+    plain = (said - wanted).square().mean() / wanted.var((0, 2, 3), correction=0).mean()
+    torch.testing.assert_close(here, plain)
+    torch.testing.assert_close(relative_error(7 * said, 7 * wanted, 1), here)
+    rows = relative_error(said.movedim(1, -1), wanted.movedim(1, -1), -1)
     torch.testing.assert_close(rows, here)
-    assert float(refine.relative_error(wanted, wanted, 1)) == 0
+    assert float(relative_error(wanted, wanted, 1)) == 0
+
+
+def test_the_gradient_of_the_loss_is_that_of_autograd_in_half_precision_too() -> None:
+    said = torch.randn(8, 5, 4, 4, dtype=torch.float64, requires_grad=True)
+    wanted = torch.randn(8, 5, 4, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: relative_error(x, wanted, 1), said, atol=1e-6)
+    half = said.detach().bfloat16().requires_grad_(True)
+    error = relative_error(half, wanted.bfloat16(), 1)
+    assert error.dtype == torch.float32
+    (exact,) = torch.autograd.grad(relative_error(said, wanted, 1), said)
+    (rounded,) = torch.autograd.grad(error, half)
+    torch.testing.assert_close(rounded.double(), exact, rtol=0.05, atol=0.01 * float(exact.std()))
 
 
 @pytest.mark.parametrize("name", ["chain", "basic", "bottleneck"])

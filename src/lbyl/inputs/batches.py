@@ -35,7 +35,8 @@ class InputBatches:
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once
 SECOND_PASS = 4  # the second pass runs a quarter of a collection: both networks see the same
 JUDGING = 10_000  # added to the seed, far from the draws of refinement
-AHEAD = 8  # steps of refinement that are drawn at once
+AHEAD = 8  # steps of refinement that are drawn at once,
+AHEAD_PIXELS = 1 << 25  # of images no larger than these in all
 STEP, FEWEST = 8, 64  # a step of refinement runs an eighth, but so many at least
 LISTED = 32  # images for detectors, which make them large
 LISTED_BATCH = 4
@@ -80,9 +81,10 @@ class FreshInputs:
         Several are drawn at once: what one drawing takes hardly depends on how many it makes.
         """
         count = self._step_count()
+        pixels = count * math.prod(example_shape(self.example_inputs)[1:])
+        ahead = max(1, min(AHEAD, AHEAD_PIXELS // max(1, pixels)))
         for draw in itertools.count(2):
-            for batch in self._draw(count * AHEAD, draw).batches:
-                yield from _split(batch, len(_first(batch)), count)
+            yield from self._draw(count * ahead, draw, count).batches
 
     def endless_from(self, pool: InputBatches) -> Iterator[Inputs]:
         """Batches for refinement out of a pool of images, shuffled anew each time round.
@@ -107,11 +109,15 @@ class FreshInputs:
     def _step_count(self) -> int:
         return max(FEWEST, image_count(example_shape(self.example_inputs)) // STEP)
 
-    def _draw(self, count: int | None, draw: int) -> InputBatches:
+    def _draw(self, count: int | None, draw: int, per_batch: int | None = None) -> InputBatches:
         start = time.perf_counter()
-        gains = self.gains
         drawn = procedural(
-            self.model, self.example_inputs, count=count, seed=self.seed + draw, gains=gains
+            self.model,
+            self.example_inputs,
+            count=count,
+            per_batch=per_batch,
+            seed=self.seed + draw,
+            gains=self.gains,
         )
         return replace(drawn, seconds={"images": time.perf_counter() - start})
 
@@ -121,12 +127,14 @@ def procedural(
     example_inputs: Inputs,
     *,
     count: int | None = None,
+    per_batch: int | None = None,
     seed: int = 0,
     gains: SpectrumGains | None = None,
 ) -> InputBatches:
     """Procedural images of the example's shape; random tokens where the example is of numbers.
 
-    `gains` change the spectrum and the colours of images; None leaves them as painted.
+    There are as many in a batch as `BATCH_PIXELS` allow unless `per_batch` is given. `gains` change
+    the spectrum and the colours of images; None leaves them as painted.
     """
     device = device_of(model)
     example_inputs = tree_map_only(Tensor, lambda x: x.to(device), example_inputs)
@@ -144,7 +152,8 @@ def procedural(
     else:
         like = partial(_like, total=total, batch=tensors[0].shape[0], seed=seed, gains=gains)
         made = tree_map_only(Tensor, like, example_inputs)
-    batches = _split(made, total, max(16, min(total, BATCH_PIXELS // max(1, math.prod(shape[1:])))))
+    most = max(16, min(total, BATCH_PIXELS // max(1, math.prod(shape[1:]))))
+    batches = _split(made, total, per_batch or most)
     return InputBatches(batches, len(batches), True, "procedural")
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +26,18 @@ from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Consumer, Graph
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
+from lbyl.restoring.descent import Adam, Differentiated, requiring_gradients
 from lbyl.restoring.recalibrate import recalibrate
 from lbyl.surgery.indices import consumers_cut
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.format import counted
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
-from lbyl.torchkit.tensors import tensors
+from lbyl.torchkit.tensors import select, tensors
 
 RATE = 0.03  # the first step, in root mean squares of a tensor times the error to be undone
 TRIAL, SMALLER, TRIES = 4, 3, 5  # steps after which to look, and to begin again smaller if they
 HARM = 1.02  # made the loss so much larger: by less, it may be chance
 PATIENT = 100  # with fewer steps than this each is smaller, for there are few to undo its noise
-BETAS = (0.9, 0.99)  # of Adam, whose usual long average of squares is no use in tens of steps
 ANY_VARIANCE = (1e-6, 1e6)  # trained filters may change the scale of their output
 OutputCallback = Callable[[str, int, Tensor], None]
 """Called with a consumer's name, the axis its channels lie along, and its output."""
@@ -100,12 +100,15 @@ class Distillation:
 
     def __post_init__(self) -> None:
         self.consumers = consumers_cut(self.graph, self.indices)
-        self.rows = {
-            c.name: self.indices.get((c.norm.mean, 0) if c.norm else (c.weight, c.output_axis))
-            for c in self.consumers
-        }
+        device = device_of(self.teacher)
+        self.rows = {}
+        for c in self.consumers:
+            rows = self.indices.get((c.norm.mean, 0) if c.norm else (c.weight, c.output_axis))
+            self.rows[c.name] = None if rows is None else rows.to(device)
         self._targets: dict[str, list[Tensor]] = {}
         self._errors: list[Tensor] = []
+        self._compared: dict[str, int] = {}  # calls of each consumer
+        self._variances: dict[tuple[str, int], Tensor] = {}
 
     def trainable(self) -> list[nn.Parameter]:
         """The trainable parameters: those of the student that lost channels."""
@@ -127,16 +130,23 @@ class Distillation:
     def _keep_target(self, name: str, axis: int, output: Tensor) -> None:
         rows = self.rows[name]
         # A copy either way: an activation in place would change it behind our back.
-        kept = output.clone() if rows is None else output.index_select(axis, rows.to(output.device))
-        self._targets.setdefault(name, []).append(kept)
+        kept = output.clone() if rows is None else select(output, axis, rows.to(output.device))
+        calls = self._targets.setdefault(name, [])
+        # The scale of a call's error: measured on the first inputs, the same for all that follow.
+        if (name, len(calls)) not in self._variances:
+            self._variances[name, len(calls)] = mean_variance(kept, axis)
+        calls.append(kept)
 
     def _compare(self, name: str, axis: int, output: Tensor) -> None:
-        if self._targets.get(name):
-            self._errors.append(relative_error(output, self._targets[name].pop(0), axis))
+        call = self._compared.get(name, 0)
+        if call < len(self._targets.get(name, ())):
+            target, variance = self._targets[name][call], self._variances[name, call]
+            self._errors.append(relative_error(output, target, variance))
+            self._compared[name] = call + 1
 
     def loss(self, inputs: Inputs) -> Tensor:
         """Squared error of each consumer's output over the teacher's variance, summed."""
-        self._targets, self._errors = {}, []
+        self._targets, self._errors, self._compared = {}, [], {}
         with evaluation_mode(self.teacher), torch.no_grad(), self._precision(), self._teacher_watch:
             call_model(self.teacher, inputs)
         with evaluation_mode(self.student), self._precision(), self._student_watch:
@@ -150,16 +160,40 @@ class Distillation:
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda")
 
 
-def relative_error(output: Tensor, target: Tensor, axis: int) -> Tensor:
-    """Mean squared difference over the mean variance of the target's channels (along `axis`)."""
-    if output.shape != target.shape:
-        raise LbylError("a consumer of the slim model gives another shape than the original's")
-    output, target = output.float(), target.float()
+class SquaredError(torch.autograd.Function):
+    """The sum of squared differences, in float32 also where the outputs are in half of it.
+
+    One pass over the outputs forwards and one backwards: the usual way makes six, in float32, and
+    on a GPU takes longer than the convolutions.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, target: Tensor) -> Tensor:
+        # A difference of its own: activations in place change the output that a loss would keep.
+        difference = output - target
+        ctx.save_for_backward(difference)
+        exact = torch.promote_types(difference.dtype, torch.float32)
+        return torch.linalg.vector_norm(difference, dtype=exact).square()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (difference,) = ctx.saved_tensors
+        return difference * (2 * gradients[0]).to(difference.dtype), None
+
+
+def mean_variance(target: Tensor, axis: int) -> Tensor:
+    """The variance of a target's channels (along `axis`), their mean; float32."""
     axis %= target.dim()
     others = [d for d in range(target.dim()) if d != axis]
-    variance = target.var(others, correction=0).mean()
-    # Squared after the difference: activations in place change the output that a loss would keep.
-    return (output - target).square().mean() / (variance + 1e-12)
+    return target.float().var(others, correction=0).mean()
+
+
+def relative_error(output: Tensor, target: Tensor, variance: Tensor) -> Tensor:
+    """Mean squared difference over the variance of the target."""
+    if output.shape != target.shape:
+        raise LbylError("a consumer of the slim model gives another shape than the original's")
+    total: Tensor = SquaredError.apply(output, target)
+    return total / (output.numel() * (variance + 1e-12))
 
 
 def refine(
@@ -203,12 +237,11 @@ def refine(
                 parameter.copy_(old)
         return False
 
+    gradients = Differentiated(task.loss, parameters)
     rate = RATE * min(1.0, steps / PATIENT) * (first / len(task.consumers)) ** 0.5
     with torch.enable_grad(), requiring_gradients(parameters):
         rates = (rate / SMALLER**i for i in range(TRIES))
-        helped = any(
-            _descend(task, parameters, r, steps, inputs, improved, progress) for r in rates
-        )
+        helped = any(_descend(gradients, r, steps, inputs, improved, progress) for r in rates)
     if not helped:
         return Refinement(steps, 0, first, first)
     if second_pass is not None and graph.norms:
@@ -218,8 +251,7 @@ def refine(
 
 
 def _descend(
-    task: Distillation,
-    parameters: list[nn.Parameter],
+    gradients: Differentiated,
     rate: float,
     steps: int,
     inputs: Iterator[Inputs],
@@ -227,59 +259,16 @@ def _descend(
     progress: Progress | None,
 ) -> bool:
     """Adam, each tensor at a rate of its own; given up where the first steps do harm."""
+    parameters = gradients.parameters
     rates = [rate * float(p.detach().square().mean().sqrt()) for p in parameters]
     optimiser = Adam(parameters, rates)
     for step in range(steps):
-        gradients = torch.autograd.grad(task.loss(next(inputs)), parameters, allow_unused=True)
-        optimiser.step(gradients, 1 - step / steps)
+        optimiser.step(gradients(next(inputs)), 1 - step / steps)
         if progress:
             progress("refining", step + 1, steps)
         if step + 1 == TRIAL < steps and not improved(HARM):
             return False
     return improved()
-
-
-class Adam:
-    """Adam with a rate for every tensor, all tensors at once: a group each would take longer."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], rates: Sequence[float]) -> None:
-        self.parameters, self.rates = list(parameters), list(rates)
-        self.means = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
-        self.squares = [torch.zeros_like(m) for m in self.means]
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], factor: float) -> None:
-        """Move against the gradients, at `factor` times the rates."""
-        self.steps += 1
-        given = [
-            torch.zeros_like(m) if g is None else g.to(m) for g, m in zip(gradients, self.means)
-        ]
-        slow, slower = BETAS
-        torch._foreach_lerp_(self.means, given, 1 - slow)
-        torch._foreach_mul_(self.squares, slower)
-        torch._foreach_addcmul_(self.squares, given, given, 1 - slower)
-        roots = torch._foreach_sqrt(self.squares)
-        torch._foreach_div_(roots, (1 - slower**self.steps) ** 0.5)
-        torch._foreach_add_(roots, 1e-12)
-        moves = torch._foreach_div(self.means, roots)
-        scale = factor / (1 - slow**self.steps)
-        torch._foreach_mul_(moves, [-rate * scale for rate in self.rates])
-        for parameter, move in zip(self.parameters, moves):
-            parameter.add_(move)
-
-
-@contextmanager
-def requiring_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Gradients for these inside, every parameter as it was afterwards."""
-    flags = [p.requires_grad for p in parameters]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter, flag in zip(parameters, flags):
-            parameter.requires_grad_(flag)
 
 
 def check_steps(steps: int) -> None:

@@ -21,6 +21,13 @@ def is_finite(*several: Tensor) -> bool:
     return all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in several)
 
 
+def select(x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """`x.index_select`, for images with channels innermost in memory so that they stay there."""
+    if x.dim() == 4 and axis == 1 and x.is_contiguous(memory_format=torch.channels_last):
+        return x.movedim(1, -1).index_select(-1, indices).movedim(-1, 1)
+    return x.index_select(axis, indices)
+
+
 def replace_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Put new values, of any shape, in place of parameters and buffers; ties are kept."""
     state = tensors(model)
