@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import small_networks
 from benchmarks.common.environment import default_device, environment, shared_dir
 from benchmarks.common.networks import (
     Case,
@@ -35,6 +36,7 @@ from benchmarks.common.networks import (
     load_case,
     load_images,
 )
+from benchmarks.small_networks import LIKE
 from lbyl.inputs.batches import FreshInputs
 from lbyl.inputs.inversion import invert
 from lbyl.models import Network, zoo
@@ -89,8 +91,11 @@ def settings() -> Iterator[Setting]:
             yield Setting(ratio, "l2", "echo", STEPS)
 
 
-def load(name: str, device: str, limit: int | None) -> Case:
-    """A network of the zoo, or the Vision Transformer, with its test images."""
+def load(name: str, device: str, limit: int | None, trained: Path) -> Case:
+    """A network of the zoo, of `benchmarks.small_networks` or the Vision Transformer."""
+    if name in small_networks.NETWORKS:
+        network = small_networks.load_trained(name, trained, device)
+        return Case(name, network, LabelledImages.of(load_images(LIKE), network, limit))
     if name != "vit_cifar100" or name in zoo.names():
         case = load_case(name, device, limit)
         case.include = "*"
@@ -100,10 +105,10 @@ def load(name: str, device: str, limit: int | None) -> Case:
     sizes = {"image_size": 32, "patch_size": 4, "num_layers": 8, "num_heads": 6}
     model = VisionTransformer(**sizes, hidden_dim=192, mlp_dim=768, num_classes=100)
     zoo.load_weights(model, shared_dir() / "models" / "vit_cifar100.safetensors")
-    known = zoo.info("resnet50_cifar100")
+    known = zoo.info(LIKE)
     example = torch.zeros(1, 3, 32, 32)
     network = Network(name, model.eval(), example, (3, 32, 32), known.mean, known.std).to(device)
-    test = LabelledImages.of(load_images("resnet50_cifar100"), network, limit)
+    test = LabelledImages.of(load_images(LIKE), network, limit)
     return Case(name, network, test)
 
 
@@ -210,7 +215,7 @@ def measure(name: str, options: argparse.Namespace, known: set[str]) -> Iterator
     wanted = [s for s in settings() if f"{name} {s.key}" not in known]
     if not wanted:
         return
-    case = load(name, options.device, options.limit)
+    case = load(name, options.device, options.limit, options.trained)
     model, comparison = case.network.model, Comparison(case)
     original = answers(case, model)
     labels = torch.cat([y for _, y in case.test.batches])
@@ -266,6 +271,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("forecast.jsonl"), help="rows, a line each"
     )
+    parser.add_argument("--trained", type=Path, default=Path("trained"), help="small networks")
     parser.add_argument("--minutes", type=float, help="stop after so many; go on by a second call")
     return parser.parse_args()
 
