@@ -170,6 +170,12 @@ class Prepared:
             self._statistics[source, taps] = self._collect(source, taps)
         return self._statistics[source, taps]
 
+    def adopt(self, statistics: Statistics, taps: str = "auto") -> None:
+        """Take over what another process collected from this network, with this data and seed."""
+        check_statistics(self.graph, statistics)
+        check_complete(self.graph, statistics)
+        self._statistics[self._source(None), taps] = statistics
+
     def _source(self, wanted: str | None) -> str:
         """Data that were given come before what a method would go by itself."""
         if isinstance(self.data, str):

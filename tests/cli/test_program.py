@@ -12,7 +12,9 @@ from typing import Any
 
 from lbyl.cli.app import COMMANDS, load_command
 
-WORDS = "demo compress inspect estimate compare evaluate finetune export report images".split()
+WORDS = (
+    "demo compress inspect estimate compare sweep evaluate finetune export report images".split()
+)
 
 
 def test_success(program: Any, file: str) -> None:

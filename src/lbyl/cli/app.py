@@ -39,6 +39,9 @@ COMMANDS = {
     "compare": Entry(
         BEFORE, "Try several methods, criteria and ratios on one network, side by side."
     ),
+    "sweep": Entry(
+        BEFORE, "Compress several networks in many ways, on all cores or a cluster; resumable."
+    ),
     "evaluate": Entry(
         AFTER, "Measure the accuracy of a network, original or compressed, on labelled images."
     ),
@@ -46,7 +49,7 @@ COMMANDS = {
     "export": Entry(
         AFTER, "Write a network as ONNX, checked against PyTorch, or as a torch.export program."
     ),
-    "report": Entry(AFTER, "Write the report of a saved compression, also with a comparison."),
+    "report": Entry(AFTER, "Write the report of a saved compression, or of a sweep."),
     "images": Entry(BEHIND, "Write a contact sheet of the procedural images that replace data."),
 }
 

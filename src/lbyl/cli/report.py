@@ -1,4 +1,4 @@
-"""`lbyl report`: the HTML page of a compression that was saved."""
+"""`lbyl report`: the HTML page of a compression that was saved, or of a sweep."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import typer
 
 from lbyl import LbylError, Plan, Result
 from lbyl.cli import options as o
-from lbyl.cli.errors import guarded
+from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.files import REPORT, loading
 from lbyl.cli.screen import Screen, bold
 from lbyl.models import Network, resolve
-from lbyl.report import write_report
+from lbyl.report import write_report, write_tradeoff
 from lbyl.storage import PLAN
+from lbyl.sweep import Store
 from lbyl.torchkit.files import read_json
 
-Directory = Annotated[Path, typer.Argument(help="What `lbyl compress --out` wrote.")]
+Directory = Annotated[
+    Path, typer.Argument(help="What `lbyl compress --out` or `lbyl sweep` wrote.")
+]
 Original = Annotated[
     str | None,
     typer.Option(
@@ -27,7 +30,7 @@ Original = Annotated[
 ]
 Target = Annotated[
     Path | None,
-    o.output_option(metavar="FILE", help="File to write; report.html beside the model."),
+    o.output_option(metavar="FILE", help="File to write; report.html unless given."),
 ]
 Comparison = Annotated[
     Path | None,
@@ -45,8 +48,17 @@ def report(
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
-    """Write the report of a saved compression, also with a comparison."""
+    """Write the report of a saved compression, or of a sweep."""
     screen = Screen(json, quiet)
+    if directory.is_file():
+        if model or comparison:
+            raise UsageError("a sweep knows its networks: leave --model and --comparison out")
+        target = out or directory.with_suffix(".html")
+        with screen.stage("writing the report"), Store(directory, writable=False) as store:
+            write_tradeoff(store.rows(), target)
+        screen.data({"out": str(target)})
+        screen.say(f"wrote {bold(target)}")
+        return
     target = out or directory / REPORT
     with screen.stage("reading the result"):
         document = read_json(directory / PLAN)

@@ -82,7 +82,7 @@ def measure(
     """Top-1 accuracy of the network, or of another model that reads the same inputs."""
     with screen.stage(stage) as tick:
         return data.accuracy(
-            as_classifier(network, network.model if model is None else model),
+            network.as_classifier(network.model if model is None else model),
             images,
             network.mean,
             network.std,
@@ -90,23 +90,6 @@ def measure(
             flatten=network.flatten,
             progress=tick,
         )
-
-
-def as_classifier(network: Network, model: nn.Module) -> nn.Module:
-    """A model that takes images and gives logits, also where the network wants names for them."""
-    if not isinstance(network.example, dict):
-        return model
-    return _Classifier(model, next(iter(network.example)))
-
-
-class _Classifier(nn.Module):
-    def __init__(self, inner: nn.Module, name: str) -> None:
-        super().__init__()
-        self.inner, self.name = inner, name
-
-    def forward(self, images: Any) -> Any:
-        outputs = self.inner(**{self.name: images})
-        return getattr(outputs, "logits", outputs)
 
 
 def own_inputs(screen: Screen, network: Network, path: str) -> list[Any]:

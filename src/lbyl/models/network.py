@@ -46,6 +46,10 @@ class Network:
         """The same with another normalisation of its inputs, where one is given."""
         return replace(self, mean=tuple(mean or self.mean), std=tuple(std or self.std))
 
+    def as_classifier(self, model: nn.Module) -> nn.Module:
+        """A model that takes images and gives logits, also where the network wants names."""
+        return Named(model, next(iter(self.example))) if isinstance(self.example, dict) else model
+
     def describe(self) -> dict[str, Any]:
         """What another run needs to build the network again, as plain data."""
         return {
@@ -56,3 +60,15 @@ class Network:
             "weights": self.weights,
             "classes": self.classes,
         }
+
+
+class Named(nn.Module):
+    """A network that takes its images by name, and may give logits inside of something else."""
+
+    def __init__(self, inner: nn.Module, name: str) -> None:
+        super().__init__()
+        self.inner, self.name = inner, name
+
+    def forward(self, images: Tensor) -> Any:
+        outputs = self.inner(**{self.name: images})
+        return getattr(outputs, "logits", outputs)

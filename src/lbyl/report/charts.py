@@ -19,6 +19,7 @@ LEFT, RIGHT, TOP = 48.0, 12.0, 12.0
 # Methods of the papers have a look of their own; others take what is left, in order.
 LOOKS = {"none": 0, "neuron-merging": 1, "lbyl": 2, "echo": 3, "fold": 4, "moments": 5}
 LOOK_COUNT = 8
+FRONT_LOOK = 0  # of the line that leads through the best points: grey, as a reference
 LOGARITHMIC_FROM = 20.0  # largest over median
 
 
@@ -207,6 +208,35 @@ def ratio_chart(
     if reference:
         line = Tick(frame.y(reference[0], scale), f"original {short(reference[0])}")
     return frame.chart(title, "", scale, series=tuple(series), line=line, x_title="ratio pruned")
+
+
+def scatter_chart(
+    title: str,
+    x_title: str,
+    points: Sequence[tuple[str, float, float, str]],
+    front: Sequence[tuple[float, float]],
+    original: float | None,
+) -> Chart:
+    """Markers by name at (x, value, tip), x in per cent of the original, and a line that leads."""
+    style = looks(list(dict.fromkeys(name for name, *_ in points)))
+    values = [value for _, _, value, _ in points]
+    reference = [original] if original is not None else []
+    scale = fitting_scale([*values, *reference], 5)
+    ends = [x for _, x, _, _ in points]
+    across = nice_ticks(min(ends, default=0.0), max([*ends, 100.0]), 5)
+    frame = _Frame([short(x) for x in across], NARROW, 340.0, 52.0, _along(across, NARROW), False)
+
+    def position(x: float) -> float:
+        first, last = frame.positions[0], frame.positions[-1]
+        return first + (x - across[0]) / (across[-1] - across[0]) * (last - first)
+
+    best = [(position(x), value, "") for x, value in front]
+    series = [Series("front", FRONT_LOOK, _line("", 0, best, frame, scale).path, ())]
+    for name, look in style.items():
+        own = [(position(x), value, tip) for n, x, value, tip in points if n == name]
+        series.append(Series(name, look, "", _line(name, look, own, frame, scale).points))
+    line = Tick(frame.y(reference[0], scale), f"original {short(original)}") if reference else None
+    return frame.chart(title, "", scale, series=tuple(series), line=line, x_title=x_title)
 
 
 def series_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:

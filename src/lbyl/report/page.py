@@ -70,7 +70,7 @@ def write_report(
     every = [asdict(row) for row in result.rows]
     own = [row for row in every if row["kept"] < row["channels"]]
     table = dict(errors) if errors else {str(result.method["name"]): own}
-    text = _template().render(
+    text = page_template("template.html").render(
         **_story(result),
         cards=_cards(result, accuracy or {}, latency or {}, own),
         accuracies=_accuracies(accuracy or {}),
@@ -87,8 +87,8 @@ def write_report(
         command=command,
         loader=loader,
         program=loader_snippet(result),
-        style=_part("style.css"),
-        script=_part("script.js"),
+        style=page_part("style.css"),
+        script=page_part("script.js"),
     )
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -109,20 +109,25 @@ def _largest(delivery: Mapping[str, Any]) -> int:
     return sizes.index(max(sizes)) if sizes else 0
 
 
-def _part(name: str) -> str:
+def page_part(name: str) -> str:
     return resources.files("lbyl.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _template() -> Any:
+def page_template(name: str) -> Any:
+    """A page's template, with the shapes that all pages draw."""
     try:
         import jinja2
     except ImportError as error:
         raise LbylError('the report needs jinja2: pip install "lbyl[report]"') from error
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(page_part),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(short=numbers.short, steady=numbers.steady)
-    return environment.from_string(_part("template.html"))
+    return environment.get_template(name)
 
 
 def _story(result: Result) -> dict[str, Any]:

@@ -1,0 +1,220 @@
+"""`lbyl sweep`: several networks, many ways, one row each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lbyl.cli import options as o
+from lbyl.cli.errors import UsageError, guarded, usage
+from lbyl.cli.parse import OwnImages, check_source_used, parse_data, parse_numbers
+from lbyl.cli.screen import Screen, bold, plain, table
+from lbyl.cli.setup import pick_device
+from lbyl.models import parse_input_shape
+from lbyl.planning.budget import Budget
+from lbyl.sweep import Engine, Point, Setting, Store, Subject, points
+from lbyl.sweep import sweep as run
+from lbyl.sweep.grid import RATIO
+from lbyl.torchkit.format import counted, human
+
+WEIGHTS = "Weights of each network, in the same order (may be repeated); none for none."
+CLUSTER = (
+    "Where the work is done instead: tcp://HOST:8786 of a Dask scheduler, ray, or ray://HOST:10001."
+)
+FILE = "SQLite file of the rows; what is in it already is not computed again."
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        help="Networks, named as for `lbyl compress`.",
+        autocompletion=o.complete_model,
+        metavar="MODEL...",
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    list[str] | None, o.option("Network", "--weights", metavar="FILE", help=WEIGHTS)
+]
+Out = Annotated[Path, o.output_option("--out", metavar="FILE", help=FILE)]
+Seeds = Annotated[
+    list[int], o.option("Machine", "--seed", metavar="N", help="A seed (may be repeated).")
+]
+Jobs = Annotated[
+    int | None,
+    o.option("Machine", metavar="N", min=1, help="Rows at once: processes here; on a cluster all."),
+]
+Cluster = Annotated[str | None, o.option("Machine", metavar="ADDRESS", help=CLUSTER)]
+Time = Annotated[bool, o.output_option("--time", help="Also time a pass of one image.")]
+
+
+def _amounts(name: str) -> Any:
+    text = f"Budget: {name} that may stay (may be repeated)."
+    return o.option("What is pruned", metavar="FRACTION", help=text)
+
+
+Macs = Annotated[list[float] | None, _amounts("MACs")]
+Params = Annotated[list[float] | None, _amounts("parameters")]
+Criteria = Annotated[
+    list[str] | None,
+    o.option(
+        "What is pruned",
+        "--criterion",
+        metavar="NAME",
+        help="Which channels are pruned (may be repeated); else as suits the method.",
+        autocompletion=o.complete_criterion,
+    ),
+]
+Ratios = Annotated[
+    list[float] | None,
+    o.option(
+        "What is pruned",
+        "--ratio",
+        metavar="FRACTION",
+        min=0.0,
+        max=0.99,
+        help="Fraction of channels pruned (may be repeated); 0.3 where no amount is given.",
+    ),
+]
+
+
+@guarded
+def sweep(
+    models: Models,
+    weights: Weights = None,
+    ratio: Ratios = None,
+    macs: Macs = None,
+    params: Params = None,
+    method: o.Methods = ["echo"],  # noqa: B006 (typer shows and copies it)
+    criterion: Criteria = None,
+    seed: Seeds = [0],  # noqa: B006
+    refine: o.Refine = 0,
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    residual: o.Residual = False,
+    multiple_of: o.MultipleOf = None,
+    data: o.Data = None,
+    test: o.Test = None,
+    limit: o.Limit = None,
+    time: Time = False,
+    input_size: o.InputSize = None,
+    classes: o.Classes = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    out: Out = Path("sweep.db"),
+    jobs: Jobs = None,
+    cluster: Cluster = None,
+    device: o.Device = "cpu",
+    threads: o.Threads = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    debug: o.Debug = False,
+) -> None:
+    """Compress several networks in many ways, on all cores or a cluster; resumable."""
+    screen = Screen(json, quiet)
+    source = parse_data(data)
+    if isinstance(source, OwnImages):
+        raise UsageError("--data of a sweep: write procedural, inversion, analytic or a number")
+    if limit is not None and test is None:
+        raise UsageError("--limit is of labelled images: add --test PATH")
+    with usage():
+        for kind, values in (("macs", macs), ("params", params)):
+            for value in values or ():
+                Budget(**{kind: value})
+        grid = points(
+            subjects(models, weights),
+            amounts(ratio, macs, params),
+            criterion or [None],
+            method,
+            seed,
+            multiple_of,
+        )
+    check_source_used(source, [point.task(multiple_of) for point in grid], refine)
+    setting = Setting(
+        input_shape=parse_input_shape(input_size) if input_size else None,
+        classes=classes,
+        mean=parse_numbers(mean, "mean"),
+        std=parse_numbers(std, "std"),
+        data=source,
+        test=_everywhere(test),
+        limit=limit,
+        include=tuple(include or ()),
+        exclude=tuple(exclude or ()),
+        residual=residual,
+        multiple_of=multiple_of,
+        refine=refine,
+        time=time,
+        device=pick_device(device),
+        threads=threads,
+    )
+    with Store(out) as store:
+        known = len(store.done(point.key(setting) for point in grid))
+        if known:
+            screen.note(f"{counted(known, 'row')} of {len(grid)} there already")
+        with screen.stage(f"sweep of {counted(len(grid), 'row')}"):
+            rows = run(grid, setting, store, Engine(jobs, cluster), screen.progress)
+    screen.data({"out": str(out), "rows": rows})
+    show(screen, out, grid, rows)
+
+
+def _everywhere(path: str | None) -> str | None:
+    """A path that workers find from where they were started; a word stays one."""
+    return str(Path(path).resolve()) if path and Path(path).expanduser().exists() else path
+
+
+def subjects(models: list[str], weights: list[str] | None) -> list[Subject]:
+    """Each network with its weights."""
+    if weights and len(weights) != len(models):
+        raise UsageError(
+            f"--weights is given {len(weights)} times for {counted(len(models), 'network')}: give "
+            "one for each, in the same order, or none at all"
+        )
+    own = [None if w == "none" else w for w in weights] if weights else [None] * len(models)
+    return [Subject(model, file) for model, file in zip(models, own)]
+
+
+def amounts(
+    ratio: list[float] | None, macs: list[float] | None, params: list[float] | None
+) -> list[tuple[str, float]]:
+    """How much is pruned in each point: a third where nothing is said."""
+    made = [(RATIO, value) for value in ratio or ()]
+    made += [("macs", value) for value in macs or ()]
+    made += [("params", value) for value in params or ()]
+    return made or [(RATIO, 0.3)]
+
+
+def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]]) -> None:
+    """A table of all rows, and what failed."""
+    measured = any(row["accuracy"] is not None for row in rows)
+    timed = any(row["latency"] is not None for row in rows)
+    columns = ["network", "method", "criterion", "amount", "seed", "MACs", "parameters"]
+    columns += (["accuracy"] if measured else []) + ["divergence"] + (["time"] if timed else [])
+    order = {str(point): i for i, point in enumerate(grid)}
+    lines = []
+    for row in sorted((r for r in rows if not r["failed"]), key=lambda r: _place(r, order)):
+        line = [row["model"], row["method"], row["chosen"] or "its own"]
+        line += [f"{row['kind']} {row['amount']:g}", str(row["seed"])]
+        line += [human(row["macs"]), human(row["parameters"])]
+        line += [f"{row['accuracy']:.2f} %"] if measured else []
+        line += [f"{row['divergence']:.3g}"]
+        line += [f"{1e3 * row['latency']:.2f} ms"] if timed else []
+        lines.append(line)
+    screen.say("", table(columns, lines))
+    for row in rows:
+        if row["failed"]:
+            screen.warn(f"{row['command']}: {row['failed']}")
+    screen.say(f"wrote {bold(out)}; the trade-off: [cyan]lbyl report {plain(str(out))}[/]")
+
+
+def _place(row: dict[str, Any], order: dict[str, int]) -> tuple[int, int]:
+    """Rows in the order of the grid, whoever finished first."""
+    point = Point(
+        Subject(row["model"], row["weights"]),
+        row["kind"],
+        row["amount"],
+        row["criterion"],
+        row["method"],
+        row["seed"],
+    )
+    return order.get(str(point), len(order)), row["seed"]

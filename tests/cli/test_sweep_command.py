@@ -1,0 +1,32 @@
+"""`lbyl sweep` and the report of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def test_a_sweep_writes_rows_that_its_report_draws(
+    run: Any, run_json: Any, small: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "s.db"
+    some = ["--ratio", "0.3", "--ratio", "0.6", "--criterion", "l2", "--data", "16", "--jobs", "1"]
+    told = run_json("sweep", *small, *some, "--out", out)
+    assert [row["amount"] for row in told["rows"]] == [0.3, 0.6]
+    shown = run("sweep", *small, *some, "--out", out)
+    assert "2 rows of 2 there already" in shown.stderr and "ratio 0.6" in shown.stdout
+    run("report", out)
+    page = (tmp_path / "s.html").read_text()
+    assert told["rows"][1]["command"] in page.replace("&#39;", "'")
+
+
+def test_options_of_a_sweep_that_contradict_each_other_are_refused(
+    run: Any, small: list[str], tmp_path: Path
+) -> None:
+    out = ["--out", tmp_path / "s.db"]
+    assert "one for each" in run("sweep", small[0], *out, "--weights", "a", "--weights", "b",
+                                 code=2).stderr  # fmt: skip
+    assert "above 0" in run("sweep", small[0], *out, "--macs", "1.5", code=2).stderr
+    assert "unknown method" in run("sweep", small[0], *out, "--method", "nix", code=2).stderr
+    assert "--test" in run("sweep", small[0], *out, "--limit", "3", code=2).stderr
+    assert not (tmp_path / "s.db").exists()

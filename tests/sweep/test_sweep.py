@@ -1,0 +1,264 @@
+"""Sweeps: every row once, whatever is killed; on this machine and on a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lbyl
+from lbyl.sweep import Engine, Point, Setting, Store, Subject, engine, points, sweep, work
+
+NETWORK = """
+import torch
+from torch import nn
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(12, 4),
+    )
+"""
+SETTING = Setting(input_shape=(3, 8, 8), data=16, threads=1)
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    path = tmp_path / "net.py"
+    path.write_text(NETWORK)
+    return Subject(f"{path}:small")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "sweep.db") as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def nothing_prepared() -> Iterator[None]:
+    work._prepared.cache_clear()
+    yield
+    work._prepared.cache_clear()
+
+
+def grid(subject: Subject, *amounts: float, **axes: Any) -> list[Point]:
+    defaults: dict[str, Any] = {"criteria": ["l2"], "methods_named": ["echo"], "seeds": [0]}
+    return points([subject], [("ratio", a) for a in amounts], **{**defaults, **axes})
+
+
+def test_a_sweep_has_a_row_for_every_combination_and_says_what_came_of_it(
+    subject: Subject, store: Store
+) -> None:
+    made = grid(subject, 0.25, 0.5, methods_named=["echo", "none"], seeds=[0, 1])
+    rows = sweep(made, SETTING, store, Engine(jobs=1))
+    assert len(made) == len(rows) == 8
+    asked = {(p.amount, p.method, p.seed) for p in made}
+    assert {(row["amount"], row["method"], row["seed"]) for row in rows} == asked
+    for row in rows:
+        assert 0 < row["macs"] < row["macs_before"]
+        assert 0 < row["parameters"] < row["parameters_before"]
+        assert row["divergence"] > 0 and row["failed"] is None
+    by_method = {(r["method"], r["amount"], r["seed"]): r["divergence"] for r in rows}
+    assert by_method["echo", 0.5, 0] < by_method["none", 0.5, 0]
+
+
+def test_a_row_is_what_its_command_makes(subject: Subject, store: Store) -> None:
+    (row,) = sweep(grid(subject, 0.5), SETTING, store, Engine(jobs=1))
+    network = work.network_of(subject, SETTING)
+    result = lbyl.compress(network.model, network.example, 0.5, criterion="l2", data=16)
+    assert (result.after.macs, result.story) == (row["macs"], row["story"])
+    assert "--ratio 0.5 --criterion l2 --method echo --data 16" in row["command"]
+    assert "--input-size 3x8x8" in row["command"]
+
+
+def test_a_second_sweep_computes_only_what_is_missing(
+    subject: Subject, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sweep(grid(subject, 0.25), SETTING, store, Engine(jobs=1))
+    asked: list[float] = []
+    original = engine.compress_named
+
+    def counted(key: str, point: Point, *rest: Any) -> Any:
+        asked.append(point.amount)
+        return original(key, point, *rest)
+
+    monkeypatch.setattr(engine, "compress_named", counted)
+    rows = sweep(grid(subject, 0.25, 0.5), SETTING, store, Engine(jobs=1))
+    assert asked == [0.5]
+    assert [row for row in rows if row["amount"] == 0.25] == first
+
+
+def test_a_sweep_that_dies_goes_on_where_it_was_and_keeps_the_statistics(
+    subject: Subject, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[Any] = []
+    collect = lbyl.api.collect
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        collected.append(args)
+        return collect(*args, **kwargs)
+
+    monkeypatch.setattr(lbyl.api, "collect", counted)
+    made = grid(subject, 0.25, 0.4, 0.5, 0.6)
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if stage == "sweeping" and done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(made, SETTING, store, Engine(jobs=1), interrupt)
+    assert len(store.rows()) == 2
+    folder = store.path.with_name("sweep.db.statistics")
+    assert len(list(folder.iterdir())) == 1
+    work._prepared.cache_clear()
+    rows = sweep(made, SETTING, store, Engine(jobs=1))
+    assert sorted(row["amount"] for row in rows) == [0.25, 0.4, 0.5, 0.6]
+    assert len(collected) == 1
+    assert not folder.exists()  # they have served
+
+
+def test_what_cannot_be_done_is_a_row_that_says_why_and_is_tried_again(
+    subject: Subject, store: Store
+) -> None:
+    impossible = points([subject], [("macs", 0.001)], [None], ["echo"], [0])
+    (row,) = sweep(impossible, SETTING, store, Engine(jobs=1))
+    assert "budget" in row["failed"] and row["macs"] is None
+    key = impossible[0].key(SETTING)
+    assert not store.done([key])
+    again = {name: value for name, value in row.items() if name not in ("key", "finished")}
+    assert store.add(key, again | {"failed": None, "macs": 1})
+    assert not store.add(key, again | {"failed": None, "macs": 2})  # what is finished stays
+    assert store.rows()[0]["macs"] == 1
+
+
+def test_methods_that_choose_themselves_come_once_for_all_criteria(subject: Subject) -> None:
+    made = grid(subject, 0.5, criteria=["l1", "l2"], methods_named=["echo", "fold"])
+    assert [(p.method, p.criterion) for p in made] == [
+        ("echo", "l1"), ("fold", None), ("echo", "l2"),
+    ]  # fmt: skip
+
+
+def test_where_rows_are_computed_makes_no_other_row(subject: Subject) -> None:
+    (point,) = grid(subject, 0.5)
+    here, there = Setting(threads=1), Setting(threads=8, device="cuda")
+    assert point.key(here) == point.key(there)
+    assert point.key(here) != point.key(Setting(limit=3))
+
+
+def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    before = path.read_bytes()
+    with pytest.raises(lbyl.LbylError, match="another program"):
+        Store(path)
+    assert path.read_bytes() == before
+    text = tmp_path / "notes.txt"
+    text.write_text("nothing of ours " * 99)
+    with pytest.raises(lbyl.LbylError, match="no sweep"):
+        Store(text)
+
+
+def test_rows_can_be_read_while_they_are_written(subject: Subject, store: Store) -> None:
+    seen: list[int] = []
+
+    def look(stage: str, done: int, total: int) -> None:
+        with Store(store.path, writable=False) as reader:
+            seen.append(len(reader.rows()))
+
+    sweep(grid(subject, 0.25, 0.5), SETTING, store, Engine(jobs=1), look)
+    assert seen[-1] == 2 and 1 in seen
+
+
+def test_an_address_where_nobody_answers_is_one_clear_error(
+    subject: Subject, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "DASK_SECONDS", 0.3)
+    with pytest.raises(lbyl.LbylError, match="no Dask scheduler answers"):
+        sweep(grid(subject, 0.5), SETTING, store, Engine(cluster="tcp://127.0.0.1:9"))
+
+
+def started(*arguments: str) -> subprocess.Popen[bytes]:
+    source = str(Path(lbyl.__file__).parents[1])
+    paths = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "distributed.cli.dask_" + arguments[0], *arguments[1:]]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, each a process of its own on loopback."""
+    distributed = pytest.importorskip("distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    port = address.rpartition(":")[2]
+    running = [started("scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")]
+    one = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", "/tmp"]
+    running += [started("worker", address, *one) for _ in range(2)]
+    try:
+        with distributed.Client(address, timeout=120, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=120)
+        yield address, running[1:]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def test_a_worker_of_a_cluster_may_be_killed_and_no_row_is_lost_or_there_twice(
+    subject: Subject, store: Store, cluster: tuple[str, list[subprocess.Popen[bytes]]]
+) -> None:
+    address, workers = cluster
+    made = grid(subject, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, methods_named=["echo", "lbyl"])
+    stages: list[tuple[str, int]] = []
+
+    def kill(stage: str, done: int, total: int) -> None:
+        stages.append((stage, done))
+        if (stage, done) == ("sweeping", 3):
+            workers[0].send_signal(signal.SIGKILL)
+
+    rows = sweep(made, SETTING, store, Engine(cluster=address), kill)
+    assert workers[0].wait() == -signal.SIGKILL and workers[1].poll() is None
+    assert len(rows) == len(made) == 12
+    assert {row["key"] for row in rows} == {point.key(SETTING) for point in made}
+    assert all(row["failed"] is None and row["macs"] for row in rows)
+    # Told once for every row: none was finished twice.
+    assert [done for stage, done in stages if stage == "sweeping"] == list(range(13))
+    computed_by = {int(row["worker"].rpartition(":")[2]) for row in rows}
+    assert computed_by <= {worker.pid for worker in workers}
+    assert workers[1].pid in computed_by
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine_may_be_killed_and_the_sweep_goes_on(
+    subject: Subject, store: Store
+) -> None:
+    made = grid(subject, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+    killed: list[int] = []
+
+    def kill(stage: str, done: int, total: int) -> None:
+        if stage == "sweeping" and done == 2 and not killed:
+            time.sleep(0.2)
+            killed.append(int(store.rows()[0]["worker"].rpartition(":")[2]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    rows = sweep(made, SETTING, store, Engine(jobs=2), kill)
+    assert killed and len(rows) == 6
+    assert all(row["failed"] is None for row in rows)
