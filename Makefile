@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint bench docs clean
+.PHONY: help demo test test-all lint bench docs fuzz clean
 
 help:
 	@echo "make demo      prune and restore the network that ships with the package"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  every test, those on real models and data too"
 	@echo "make lint      ruff, mypy and the order of imports"
 	@echo "make bench     the benchmarks, small settings"
+	@echo "make fuzz      random networks, each asked for every promise (COUNT=10000 SEED=0)"
 	@echo "make docs      the documentation site, warnings are errors"
 
 $(STAMP): pyproject.toml
@@ -33,6 +34,11 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: COUNT ?= 10000
+fuzz: SEED ?= 0
+fuzz: $(STAMP)
+	$(BIN)/python scripts/fuzz.py --count $(COUNT) --first $(SEED)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.lenet_fashionmnist

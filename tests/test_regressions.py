@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.storage import MODEL, PLAN
+from support import quick
 
 IMAGE = torch.zeros(1, 3, 12, 12)
 
@@ -108,3 +110,49 @@ def test_saving_into_a_directory_touches_our_files_only(tmp_path: Path) -> None:
     assert (out / "run.log").read_text() == "before\nafter\n"
     assert (out / "link").is_symlink()
     assert sorted(p.name for p in out.iterdir()) == sorted([MODEL, PLAN, "link", "pipe", "run.log"])
+
+
+class Doubled(nn.Module):
+    """The last layer reads the channels of `left` twice, those of `right` once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
+        self.sum, self.last = nn.Linear(6, 16), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = self.left(x)
+        both = torch.cat([left, self.right(x)], dim=1) + self.sum(x)
+        return self.last(F.relu(torch.cat([both, left], dim=1)))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 0), (0, 1, 1, 1, 2, 2, 3, 3)])
+def test_columns_of_channels_that_are_read_unevenly_are_not_told_apart(
+    order: tuple[int, ...],
+) -> None:
+    """8 columns are divisible by 4 channels, and yet no channel may take another's columns."""
+    graph = lbyl.trace(Doubled(), torch.zeros(2, 6), residual=True)
+    unit, consumer = graph.units[0], graph.consumers["last"]
+    channel = unit.start + torch.tensor(order)
+    assert graph.columns(unit, replace(consumer, channel=channel)) is None
+    even = graph.columns(unit, replace(consumer, channel=unit.start + torch.tensor([2, 0, 0, 2])))
+    assert even is not None and even.tolist() == [[1, 2], [0, 3]]
+
+
+@pytest.mark.parametrize("method", ["neuron-merging", "lbyl", "moments", "one-to-one"])
+def test_a_consumer_that_reads_channels_unevenly_is_only_cut(method: str) -> None:
+    model, x = Doubled().eval(), torch.randn(4, 6)
+    graph = lbyl.trace(model, x, residual=True)
+    plan = quick.plan_for(graph, {unit.name: [0, 1, 7, 9, 15] for unit in graph})
+    result = lbyl.compress(model, x, plan, method=method, residual=True)
+    assert any(line.startswith("last: the channels of") for line in result.fallbacks)
+    assert torch.equal(result.model.last.weight, model.last.weight[:, [0, 1, 7, 9, 15, 16, 17, 23]])
+
+
+def test_a_unit_with_more_channels_than_its_first_layer_is_loaded(tmp_path: Path) -> None:
+    model, x = Doubled().eval(), torch.randn(4, 6)
+    result = lbyl.compress(model, x, {"*": 0.3}, method="none", residual=True)
+    (unit,) = result.graph.units
+    assert unit.channels == 16 and result.model.left.out_features < 8
+    lbyl.save(result, tmp_path / "out")
+    assert torch.equal(lbyl.load(tmp_path / "out", Doubled().eval())(x), result.model(x))

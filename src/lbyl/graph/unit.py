@@ -175,13 +175,16 @@ class Graph:
     def channels(self) -> int:
         return sum(unit.channels for unit in self.units)
 
-    def columns(self, unit: Unit, consumer: Consumer) -> Tensor:
-        """Input columns of a consumer by channel of a unit: (channels read, columns each)."""
+    def columns(self, unit: Unit, consumer: Consumer) -> Tensor | None:
+        """Input columns of a consumer by channel of a unit: (channels read, columns each).
+
+        None where it reads some of them more often than others.
+        """
         positions = unit.positions(consumer.channel)
-        present = torch.unique(consumer.channel[positions])
-        if len(positions) % max(1, len(present)):
-            raise LbylError(f"{consumer.name} reads the channels of {unit.name} unevenly")
-        return positions.reshape(len(present), -1)
+        _, counts = torch.unique(consumer.channel[positions], return_counts=True)
+        if bool((counts != counts[:1]).any()):
+            return None
+        return positions.reshape(len(counts), -1)
 
     def macs(self, sizes: Mapping[str, int] | None = None) -> int:
         """Multiply–accumulates of one example; `sizes` gives numbers of weights after slicing."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Consumer, Graph, Unit
+from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.registry import Named, Registry
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ class Method(Named):
             unit = graph[name]
             if name not in rewrite.kept or consumer.name not in unit.consumers:
                 continue
-            columns = graph.columns(unit, consumer).to(weight.device)
+            columns = graph.columns(unit, consumer)
+            if columns is None:  # which column of a kept one would stand for which is not known
+                note(f"the channels of {name} are only cut: it reads some more often than others")
+                continue
+            columns = columns.to(weight.device)
             present = _present(consumer, unit)
             kept = torch.isin(present, rewrite.kept[name])
             matrix = delivery.matrix.to(weight)[present.to(weight.device)]
