@@ -120,6 +120,7 @@ class Comparison:
     """
 
     case: Case
+    inverts: bool = True
     batches: dict[str, list[Inputs]] = field(default_factory=dict)
 
     @cached_property
@@ -135,6 +136,8 @@ class Comparison:
         self.batches["painted"] = list(fresh.collection(PAINTED // part).batches)
         if not prepared.graph.norms:
             return ["painted"]
+        if not self.inverts:
+            return ["painted", "by-batch"]
         few = list(fresh.collection(INVERTED // part).batches)
         classes = _answer(model, few[:1]).shape[1]
         labels = torch.arange(sum(len(x) for x in few)) % classes
@@ -216,7 +219,7 @@ def measure(name: str, options: argparse.Namespace, known: set[str]) -> Iterator
     if not wanted:
         return
     case = load(name, options.device, options.limit, options.trained)
-    model, comparison = case.network.model, Comparison(case)
+    model, comparison = case.network.model, Comparison(case, not options.painted)
     original = answers(case, model)
     labels = torch.cat([y for _, y in case.test.batches])
     base = float((original == labels).double().mean())
@@ -272,6 +275,7 @@ def arguments() -> argparse.Namespace:
         "--out", type=Path, default=Path("forecast.jsonl"), help="rows, a line each"
     )
     parser.add_argument("--trained", type=Path, default=Path("trained"), help="small networks")
+    parser.add_argument("--painted", action="store_true", help="no inverted inputs: quick on a CPU")
     parser.add_argument("--minutes", type=float, help="stop after so many; go on by a second call")
     return parser.parse_args()
 

@@ -30,6 +30,7 @@ from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import check_ratio, kept_count
 from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
 from lbyl.restoring.error_terms import error_terms, moment_ware
+from lbyl.restoring.forecast import Forecast, Forecaster
 from lbyl.restoring.refine import Refinement, check_steps, own_inputs
 from lbyl.restoring.refine import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
@@ -40,7 +41,8 @@ from lbyl.statistics.collect import check_complete, check_statistics, collect
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model, cut, sliced
 from lbyl.surgery.indices import kept_indices
-from lbyl.torchkit.fallbacks import noting
+from lbyl.torchkit.fallbacks import note, noting
+from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, Progress, device_of
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
 
@@ -233,6 +235,21 @@ class Prepared:
         """What networks are compared on where there is a choice between several."""
         return Judges(self.model, self.graph, self.fresh, self.own)
 
+    def forecast(self, slim: nn.Module) -> Forecast | None:
+        """How much accuracy a slim network keeps; None where no input for it can be drawn."""
+        try:
+            return self._forecaster(slim)
+        except Exception as error:  # the network is cut and restored: its model runs or does not
+            note(f"no forecast: {first_line(error)}")
+            return None
+
+    @cached_property
+    def _forecaster(self) -> Forecaster:
+        """Compares with the original: on own inputs, else on fresh ones."""
+        if self.own is not None:
+            return Forecaster(self.model, list(self.own.batches), "own")
+        return Forecaster(self.model, self.fresh.forecasting)
+
     def _check_prunable(self) -> None:
         if not self.graph.units:
             own = (NOT_INCLUDED, EXCLUDED)  # what the caller asked for is told first
@@ -284,6 +301,8 @@ class Prepared:
             if refine:
                 refinement = self._refine(restored.model, indices, refine)
                 clock.lap("refine")
+            forecast = self.forecast(restored.model)
+            clock.lap("forecast")
         before = () if statistics is None else statistics.fallbacks
         source = None if statistics is None else statistics.source
         return Result(
@@ -301,6 +320,7 @@ class Prepared:
             refinement,
             trial.allocation,
             tuple(dict.fromkeys([*before, *trial.fallbacks, *notes])),
+            forecast,
         )
 
     def _corrections(
@@ -333,9 +353,11 @@ class Prepared:
         slim = copy_model(result.model)
         with noting() as notes:
             done = self._refine(slim, kept_indices(self.graph, result.plan.kept), steps)
+            forecast = self.forecast(slim)
         fallbacks = tuple(dict.fromkeys([*result.fallbacks, *notes]))
         seconds = {**result.seconds, "refine": time.perf_counter() - start}
-        return replace(result, model=slim, refinement=done, seconds=seconds, fallbacks=fallbacks)
+        result = replace(result, model=slim, refinement=done, forecast=forecast)
+        return replace(result, seconds=seconds, fallbacks=fallbacks)
 
     def _refine(self, slim: nn.Module, indices: Mapping[Axis, Tensor], steps: int) -> Refinement:
         """Refine a slim model in place, on procedural inputs or on the user's own."""

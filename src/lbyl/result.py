@@ -12,6 +12,7 @@ from torch import nn
 from lbyl.graph.unit import Graph
 from lbyl.planning.allocation import Allocation
 from lbyl.planning.plan import Plan
+from lbyl.restoring.forecast import Forecast
 from lbyl.restoring.refine import Refinement
 from lbyl.torchkit.format import counted, human, percent_change
 from lbyl.torchkit.tensors import tensors
@@ -93,6 +94,7 @@ class Result:
     refinement: Refinement | None = None
     allocation: Allocation | None = None  # how widths were chosen, where there was a choice
     fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
+    forecast: Forecast | None = None  # how much accuracy is kept, told without data
 
     def to_dict(self, plan: bool = True) -> dict[str, Any]:
         """Everything but the model, as plain data."""
@@ -104,6 +106,7 @@ class Result:
             "refinement": None if self.refinement is None else asdict(self.refinement),
             "allocation": None if self.allocation is None else asdict(self.allocation),
             "fallbacks": list(self.fallbacks),
+            "forecast": None if self.forecast is None else asdict(self.forecast),
             "before": asdict(self.before),
             "after": asdict(self.after),
             "rows": [asdict(row) for row in self.rows],
@@ -116,6 +119,7 @@ class Result:
     def from_dict(cls, data: Mapping[str, Any], model: nn.Module, plan: Plan) -> Result:
         """The result that `to_dict` described; its graph holds only the unprunable layers."""
         refinement, allocation = data["refinement"], data["allocation"]
+        forecast = data.get("forecast")
         return cls(
             model,
             plan,
@@ -133,6 +137,7 @@ class Result:
             if allocation is None
             else Allocation(**{**allocation, "spared": tuple(allocation["spared"])}),
             tuple(data.get("fallbacks", ())),
+            None if forecast is None else Forecast(**forecast),
         )
 
     @property
@@ -161,6 +166,7 @@ class Result:
             for noun, key in (("parameters", "parameters"), ("MACs", "macs"), ("bytes", "bytes"))
         ]
         lines = [
+            *textwrap.wrap(f"{self.forecast}" if self.forecast else "", WIDTH),
             *textwrap.wrap(self.story, WIDTH),
             f"{counted(len(self.rows), 'unit')}, {sum(self.seconds.values()):.2f} s",
             *(

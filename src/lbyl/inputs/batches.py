@@ -34,7 +34,8 @@ class InputBatches:
 
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once
 SECOND_PASS = 4  # the second pass runs a quarter of a collection: both networks see the same
-JUDGING = 10_000  # added to the seed, far from the draws of refinement
+JUDGING, FORECASTING = 10_000, 20_000  # added to the seed, far from the draws of refinement
+FORECAST, FORECAST_BATCH = 2, 64  # half of a collection tells how much is kept, in small batches
 AHEAD = 8  # steps of refinement that are drawn at once,
 AHEAD_PIXELS = 1 << 25  # of images no larger than these in all
 STEP, FEWEST = 8, 64  # a step of refinement runs an eighth, but so many at least
@@ -74,6 +75,15 @@ class FreshInputs:
     def judging(self, part: int) -> list[Inputs]:
         """Inputs to compare networks on, which nothing was fitted on: 1/`part` of a collection."""
         return list(self._draw(max(8, self._total() // part), JUDGING).batches)
+
+    @cached_property
+    def forecasting(self) -> list[Inputs]:
+        """Inputs that neither anything was fitted on nor any choice was made by."""
+        count = max(8, self._total() // FORECAST)
+        drawn = list(self._draw(count, FORECASTING).batches)
+        if _takes_lists(self.example_inputs):
+            return drawn
+        return [x for b in drawn for x in _split(b, len(_first(b)), FORECAST_BATCH)]
 
     def endless(self) -> Iterator[Inputs]:
         """Further batches for refinement, drawn anew as long as they are asked for.

@@ -13,6 +13,7 @@ from lbyl.errors import LbylError
 from lbyl.models.network import WEIGHT_FILES, Network
 from lbyl.models.zoo.registry import IMAGENET_MEAN, IMAGENET_STD
 from lbyl.torchkit.files import read_json
+from lbyl.torchkit.format import first_line
 
 DEFAULT_SIZE = 224
 TOKENS = 32  # length of the example sentence for networks that read token numbers
@@ -151,11 +152,6 @@ def _from_file(name: str, word: str | None, classes: int | None) -> Network:
     if not isinstance(model, nn.Module):
         raise LbylError(f"{name} gave a {type(model).__name__}, not a torch.nn.Module")
     return _image_network(model)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _downloading(make: Callable[[], Any], name: str) -> Any:

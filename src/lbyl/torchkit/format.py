@@ -19,3 +19,16 @@ def percent_change(before: float, after: float) -> str:
 def counted(count: int, noun: str) -> str:
     """A number with its noun: 1 layer, 2 layers."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in per cent, with a decimal only where it tells something: 99.4 %, 87 %."""
+    if fraction is None:
+        return "–"
+    shown = 100 * fraction
+    return f"{shown:.1f} %" if 99 <= shown < 99.95 or shown < 1 else f"{shown:.0f} %"

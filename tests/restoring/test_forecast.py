@@ -1,0 +1,136 @@
+"""How much accuracy is kept, told without data."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lbyl
+from lbyl.models import resolve
+from lbyl.restoring.forecast import FRESH, OWN, Calibration, Forecast, Forecaster, equal_answers
+
+
+@pytest.fixture(scope="module")
+def prepared() -> lbyl.Prepared:
+    network = resolve("lbyl:digits", "shipped")
+    return lbyl.prepare(network.model, network.example)
+
+
+def test_a_copy_of_the_network_agrees_with_it_and_keeps_all(prepared: lbyl.Prepared) -> None:
+    told = prepared.forecast(copy.deepcopy(prepared.model))
+    assert told is not None
+    assert told.agreement == 1 and told.divergence == pytest.approx(0, abs=1e-12)
+    assert told.kept is not None and told.kept > 0.99 and told.high == 1
+
+
+def test_less_is_kept_the_more_is_pruned_and_every_result_tells_it(prepared: lbyl.Prepared) -> None:
+    results = [prepared.compress({"*": ratio}, criterion="l2") for ratio in (0.1, 0.5, 0.8)]
+    kept = [r.forecast.kept for r in results if r.forecast is not None]
+    assert len(kept) == 3 and kept == sorted(kept, reverse=True) and kept[0] > kept[2] + 0.1
+    first = str(results[0]).splitlines()[0]
+    assert first.startswith("keeps about ") and "equal answers" in first
+
+
+def test_the_interval_holds_the_forecast_and_both_stay_between_nothing_and_all() -> None:
+    for calibration in (FRESH, OWN):
+        for agreement in (0.0, 0.3, 0.9, 1.0):
+            for divergence in (0.0, 1e-3, 0.1, 10.0):
+                kept, low, high = calibration(agreement, divergence)
+                assert 0 <= low <= kept <= high <= 1
+
+
+def test_more_agreement_and_less_divergence_never_lower_the_forecast() -> None:
+    for calibration in (FRESH, OWN):
+        by_agreement = [calibration(a / 20, 0.05)[0] for a in range(21)]
+        by_divergence = [calibration(0.9, 10.0**-d)[0] for d in range(6)]
+        assert by_agreement == sorted(by_agreement)
+        assert by_divergence == sorted(by_divergence)
+
+
+def test_errors_between_two_points_of_the_table_lie_on_a_line() -> None:
+    table = Calibration((0.0, 1.0, 0.0), ((0.0, 0.2, 0.4), (0.5, 0.1, 0.2), (1.0, 0.0, 0.0)))
+    kept, low, high = table(0.75, 1.0)
+    assert kept == pytest.approx(0.75)
+    assert (low, high) == (pytest.approx(0.7), pytest.approx(0.85))
+
+
+def test_outputs_that_are_not_finite_keep_nothing() -> None:
+    assert FRESH(0.1, math.inf) == (0.0, 0.0, 0.0)
+    assert FRESH(0.1, math.nan) == (0.0, 0.0, 0.0)
+
+
+def test_answers_are_of_examples_tokens_and_pixels() -> None:
+    scores = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    other = torch.tensor([[0.3, 0.7], [0.1, 0.9]])
+    same = equal_answers([scores], [other])
+    assert same is not None and same.tolist() == [True, False]
+    tokens = equal_answers([scores[None], torch.zeros(3)], [other[None], torch.zeros(3)])
+    assert tokens is not None and tokens.tolist() == [True, False]
+    pixels = scores.T[None, :, :, None]  # (1, classes, 2, 1)
+    seen = equal_answers([pixels], [other.T[None, :, :, None]])
+    assert seen is not None and seen.tolist() == [True, False]
+    assert equal_answers([torch.zeros(4)], [torch.zeros(4)]) is None
+    assert equal_answers([scores, scores], [other, other]) is None  # two heads, no one answer
+
+
+def test_a_network_that_gives_one_number_has_a_divergence_and_no_forecast_of_accuracy() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    result = lbyl.compress(model, torch.randn(2, 6), 0.5)
+    told = result.forecast
+    assert told is not None and told.kept is None and told.agreement is None
+    assert told.divergence > 0
+    assert str(told).startswith("outputs differ from the original's by ")
+
+
+def test_own_inputs_are_what_the_forecast_is_told_on() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    result = lbyl.compress(model, torch.randn(2, 6), 0.5, data=torch.randn(40, 6))
+    assert result.forecast is not None
+    assert (result.forecast.source, result.forecast.inputs) == ("own", 40)
+
+
+def test_original_outputs_are_computed_once_and_only_as_many_as_can_be_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import lbyl.restoring.forecast as module
+
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(len(x))
+            return super().forward(x)
+
+    model, slim = Counted(4, 3), nn.Linear(4, 3)
+    forecaster = Forecaster(model, list(torch.randn(40, 4).split(10)))
+    monkeypatch.setattr(module, "HELD", 60)  # two batches of ten times three
+    assert forecaster(slim).inputs == 20
+    assert forecaster(slim).inputs == 20 and calls == [10, 10]
+
+
+def test_a_network_that_no_input_can_be_drawn_for_is_compressed_without_a_forecast() -> None:
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] > 4:
+                raise ValueError("at most four at once")
+            return self.two(self.one(x).relu())
+
+    result = lbyl.compress(Fragile(), torch.zeros(2, 6), 0.5, method="none")
+    assert result.forecast is None
+    assert any("no forecast: at most four at once" in line for line in result.fallbacks)
+
+
+def test_a_forecast_survives_being_stored(prepared: lbyl.Prepared) -> None:
+    result = prepared.compress(0.5)
+    again = lbyl.Result.from_dict(result.to_dict(), result.model, result.plan)
+    assert again.forecast == result.forecast != None  # noqa: E711
+    assert dataclasses.asdict(Forecast(0.9, 0.1, 0.97, 0.9, 1.0, 64, "fresh"))["kept"] == 0.97
