@@ -22,7 +22,8 @@ from lbyl.planning.ratio import counts as ratio_counts
 from lbyl.planning.task import Task, make_plan
 from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.recalibrate import BatchNormMoments, batch_moments, recalibrate
-from lbyl.restoring.rewrite import Restoration, restore
+from lbyl.restoring.rewrite import Restoration, restore, silencing
+from lbyl.restoring.scratch import Scratch
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.fallbacks import noting
@@ -64,6 +65,11 @@ class Judges:
         return batches[: max(1, len(batches) // part)]
 
     @cached_property
+    def scratch(self) -> Scratch:
+        """The network with single units silenced."""
+        return Scratch(self.model)
+
+    @cached_property
     def second_pass(self) -> BatchNormMoments:
         """What enters every BatchNorm of the original in the second pass."""
         return batch_moments(self.model, self.fresh.second_pass)
@@ -91,6 +97,8 @@ class Chooser:
     judges: Judges
     time_fraction: TimeFraction
     progress: Progress | None = None
+    _trials: dict[str, Trial] = field(default_factory=dict, repr=False)
+    _scores: dict[str, float] = field(default_factory=dict, repr=False)
 
     def choose(self) -> Trial:
         """The network that the task asks for; of several the one that diverges least."""
@@ -104,7 +112,7 @@ class Chooser:
         trials = [self._by(criterion, allocation) for criterion in task.criteria]
         if len(trials) == 1:
             return trials[0]
-        scores = [self.judges.whole(trial.restored.model) for trial in trials]
+        scores = [self._judged(trial) for trial in trials]
         best = trials[scores.index(min(scores))]
         names = [str(trial.plan.chosen_by) for trial in trials]
         tried = {f"criterion {name}": score for name, score in zip(names, scores)}
@@ -135,10 +143,10 @@ class Chooser:
         """The network with channels chosen by this criterion (None: by the method)."""
         amount = self.task.amount
         if allocation is not None:
-            return self.trial(self._plan(allocation.counts, criterion), allocation)
+            return replace(self._trial_of(allocation.counts, criterion), allocation=allocation)
         assert not isinstance(amount, (Budget, Plan))
         counts = ratio_counts(self.graph, amount, self.task.multiple_of)
-        trial = self.trial(self._plan(counts, criterion))
+        trial = self._trial_of(counts, criterion)
         if isinstance(amount, Mapping) or not self.task.method.tries or self.statistics is None:
             return trial  # exactly as asked for
         return self._sparing(trial, counts, criterion)
@@ -150,15 +158,36 @@ class Chooser:
 
     def _score(self, criterion: Criterion | None) -> Callable[[Counts], float]:
         def score(counts: Counts) -> float:
-            return self.judges.whole(self.trial(self._plan(counts, criterion)).restored.model)
+            return self._judged(self._trial_of(counts, criterion))
 
         return score
+
+    def _trial_of(self, counts: Counts, criterion: Criterion | None) -> Trial:
+        """The network with these widths; the best so far is not made again."""
+        plan = self._plan(counts, criterion)
+        key = _key(plan)
+        if key not in self._trials:
+            self._trials[key] = self.trial(plan)
+        return self._trials[key]
+
+    def _judged(self, trial: Trial) -> float:
+        """How far a trial diverges; of all that were judged only the best is kept."""
+        key = _key(trial.plan)
+        if key not in self._scores:
+            self._scores[key] = self.judges.whole(trial.restored.model)
+            best = min(self._scores, key=self._scores.__getitem__)
+            self._trials = {k: t for k, t in self._trials.items() if k == best}
+        return self._scores[key]
 
     def _score_alone(self, criterion: Criterion | None) -> Callable[[Counts], float]:
         """The same for one unit cut alone: a second pass would change little, so it is left out."""
 
         def score(counts: Counts) -> float:
             plan = self._plan(counts, criterion)
+            values = silencing(self.model, self.graph, plan, self.task.method, self.statistics)
+            if values is not None:
+                with self.judges.scratch.holding(values) as silenced:
+                    return self.judges.alone(silenced)
             slim = restore(self.model, self.graph, plan, self.task.method, self.statistics).model
             return self.judges.alone(slim)
 
@@ -201,4 +230,9 @@ class Chooser:
         allocation = spare(counts, channels, harm, macs, self._score(criterion))
         if not allocation.spared:
             return replace(trial, allocation=allocation if allocation.tried else None)
-        return self.trial(self._plan(allocation.counts, criterion), allocation)
+        return replace(self._trial_of(allocation.counts, criterion), allocation=allocation)
+
+
+def _key(plan: Plan) -> str:
+    """What tells the plans of one task apart: who chose, and how many of each unit."""
+    return f"{plan.criterion} {[len(kept) for kept in plan.kept.values()]}"

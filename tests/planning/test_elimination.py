@@ -8,7 +8,14 @@ from torch import Tensor
 
 import lbyl
 from lbyl.graph.weights import unit_weights
-from lbyl.planning.elimination import BLOCK, ConsumerView, EchoCriterion, consumer_view, eliminate
+from lbyl.planning.elimination import (
+    BLOCK,
+    ConsumerView,
+    EchoCriterion,
+    consumer_view,
+    eliminate,
+    eliminate_together,
+)
 from lbyl.statistics.solve import RIDGE
 from support import quick
 from support.networks import build, example
@@ -106,3 +113,16 @@ def test_every_channel_is_named_once_even_where_costs_are_no_numbers() -> None:
     nothing = torch.zeros(70, 70, dtype=torch.float64)
     order = eliminate(ConsumerView(nothing, nothing), torch.ones(70, dtype=torch.float64))
     assert len({channel for channel, _ in order}) == 69
+
+
+def test_units_worked_out_together_have_the_orders_they_have_alone() -> None:
+    views = [random_view(BLOCK + 7, seed) for seed in range(3)]
+    views.append(ConsumerView(torch.zeros_like(views[0].covariance), views[0].weight))
+    generator = torch.Generator().manual_seed(0)
+    importances = [torch.rand(BLOCK + 7, generator=generator).double() for _ in views]
+    for view, importance, order in zip(
+        views, importances, eliminate_together(views, importances), strict=True
+    ):
+        alone = eliminate(view, importance)
+        assert [j for j, _ in order] == [j for j, _ in alone]
+        assert [c for _, c in order] == pytest.approx([c for _, c in alone], rel=1e-6)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.methods.base import Delivery, Method, registry
+from lbyl.torchkit.run import one_thread
 
 if TYPE_CHECKING:
     from lbyl.graph.weights import UnitWeights
@@ -59,12 +60,14 @@ class Fold(Method):
         """Representatives (count,) ascending, and for every channel the index of its own."""
         gram = _gram(torch.cat([*_made(weights), weights.consumer_weights], dim=1))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + weights.unit.start)
-        label = k_means(gram, count, self.restarts, generator)
-        own = _distances(gram, label, count).gather(1, label[:, None])[:, 0]
-        far = torch.full((len(label), count), torch.inf, dtype=own.dtype)
-        far[torch.arange(len(label)), label] = own
-        kept, order = far.argmin(0).sort()
-        return kept, torch.argsort(order)[label]
+        # Hundreds of steps, each too short for threads to be worth their meeting.
+        with one_thread():
+            label = k_means(gram, count, self.restarts, generator)
+            own = _distances(gram, label, count).gather(1, label[:, None])[:, 0]
+            far = torch.full((len(label), count), torch.inf, dtype=own.dtype)
+            far[torch.arange(len(label)), label] = own
+            kept, order = far.argmin(0).sort()
+            return kept, torch.argsort(order)[label]
 
     def deliver(
         self, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
@@ -73,12 +76,11 @@ class Fold(Method):
         own, label = self._clusters(weights, len(kept))
         if not torch.equal(own, kept):
             label = _nearest(weights, kept)
-        members = F.one_hot(label, len(kept)).double()  # (m, t)
+        members = F.one_hot(label, len(kept)).double().to(weights.device)  # (m, t)
         if not _can_merge(weights):
-            return Delivery(members.to(weights.device))
+            return Delivery(members)
         merge = (members / members.sum(0)).T
-        gain = _gain(weights.filters.cpu(), members)
-        return Delivery(members.to(weights.device), merge.to(weights.device), gain)
+        return Delivery(members, merge, _gain(weights.filters, members))
 
 
 def _made(weights: UnitWeights) -> list[Tensor]:

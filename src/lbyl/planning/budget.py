@@ -43,6 +43,7 @@ def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, 
     """The error curve of every unit, by the criterion `echo`."""
     weights = unit_weights(graph, model)
     fractions = unit_influence(model, graph)
+    EchoCriterion().prepare(list(weights.values()), statistics)
     made = {}
     for unit in graph.units:
         order = EchoCriterion().order(weights[unit.name], statistics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +25,9 @@ class Criterion(Named):
     def score(self, weights: UnitWeights) -> Tensor:
         """(m,): the smallest are pruned first, of equals the later one."""
         raise TypeError(f"criterion {self.name!r} gives no scores")
+
+    def prepare(self, units: Sequence[UnitWeights], statistics: Statistics | None) -> None:
+        """Called with all units that will be asked for: what is cheaper done for all at once."""
 
     def select(self, weights: UnitWeights, count: int, statistics: Statistics | None) -> Tensor:
         """The indices of the `count` kept channels, ascending."""

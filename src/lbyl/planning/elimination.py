@@ -12,7 +12,8 @@ image can show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -49,55 +50,86 @@ def consumer_view(weights: UnitWeights, statistics: Statistics) -> ConsumerView 
 
 
 BLOCK = 64  # removals after which all pending changes are applied at once
+TOGETHER = 1 << 27  # numbers in the matrices of units that are worked out at once: 1 GiB each
+
+Order = list[tuple[int, float]]
+"""Channels in the order they are pruned, each with what it adds to the error."""
 
 
-def eliminate(
-    view: ConsumerView, importance: Tensor, ridge: float = RIDGE
-) -> list[tuple[int, float]]:
-    """Channels in the order they are pruned, each with what it adds to the error.
+def eliminate(view: ConsumerView, importance: Tensor, ridge: float = RIDGE) -> Order:
+    """The order of one unit."""
+    return eliminate_together([view], [importance], ridge)[0]
+
+
+def eliminate_together(
+    views: Sequence[ConsumerView], importances: Sequence[Tensor], ridge: float = RIDGE
+) -> list[Order]:
+    """The orders of units that have equally many channels, one removal of each at a time.
 
     With H = (C + εI)⁻¹ and M = VᵀV a removal changes both by few ranks:
     H ← H − u uᵀ with u = H_j/√H_jj, and M ← M − s bᵀ − b sᵀ with s = H_j/H_jj and
     b = M_j − s M_jj/2. Changes wait until a block of them is applied in one product; meanwhile
-    diagonals are kept up to date and rows are worked out when asked for.
+    diagonals are kept up to date and rows are worked out when asked for. Nothing is read back from
+    the device before the end.
     """
-    size = len(view.covariance)
-    inverse, gram = _inverse(view.covariance.double(), ridge), view.weight.double().clone()
-    importance = importance.to(gram)
-    pruned = torch.zeros(size, dtype=torch.bool, device=gram.device)
-    diagonals = torch.stack([gram.diagonal(), inverse.diagonal()])  # of M and H
-    order: list[tuple[int, float]] = []
-    while len(order) < size - 1:
-        steps = min(BLOCK, size - 1 - len(order))
-        u, s, b = (gram.new_zeros(steps, size) for _ in range(3))
+    inverse = _inverses(torch.stack([view.covariance.double() for view in views]), ridge)
+    gram = torch.stack([view.weight.double() for view in views])
+    importance = torch.stack([i.to(gram) for i in importances])
+    units, size = importance.shape
+    each = torch.arange(units, device=gram.device)
+    pruned = torch.zeros(units, size, dtype=torch.bool, device=gram.device)
+    diagonals = torch.stack([m.diagonal(dim1=1, dim2=2) for m in (gram, inverse)])  # of M and H
+    order = torch.empty(size - 1, units, dtype=torch.long, device=gram.device)
+    costs = gram.new_empty(size - 1, units)
+    for first in range(0, size - 1, BLOCK):
+        steps = min(BLOCK, size - 1 - first)
+        u = gram.new_zeros(units, steps, size)
+        # s and b take turns, and in the other the other way round: one product has both terms.
+        sb, bs = (gram.new_zeros(units, steps, 2, size) for _ in range(2))
         for k in range(steps):
             cost = diagonals[0] / diagonals[1].clamp(min=1e-300)
             # A cost that rounding made no number is dear: every channel is named once.
-            price = (importance * cost).nan_to_num(nan=1e300, posinf=1e300, neginf=-1e300)
-            j = int(price.masked_fill(pruned, torch.inf).argmin())
-            order.append((j, float(cost[j])))
-            row = inverse[j] - u[:k, j] @ u[:k]
-            column = gram[j] - s[:k, j] @ b[:k] - b[:k, j] @ s[:k]
-            pivot = row[j].clamp(min=1e-300)
-            u[k], s[k] = row / pivot.sqrt(), row / pivot
-            b[k] = column - s[k] * (column[j] / 2)
-            diagonals[0] -= 2 * s[k] * b[k]
-            diagonals[1] -= u[k].square()
-            pruned[j] = True
-        inverse -= u.T @ u
-        gram -= s.T @ b + b.T @ s
-    return order
+            price = (importance * cost).nan_to_num_(nan=1e300, posinf=1e300, neginf=-1e300)
+            j = price.masked_fill_(pruned, torch.inf).argmin(1)
+            at = j[:, None]
+            order[first + k], costs[first + k] = j, cost.gather(1, at)[:, 0]
+            row, column = inverse[each, j], gram[each, j]
+            if k:
+                row = row - (u[each, :k, j][:, None] @ u[:, :k])[:, 0]
+                waiting = sb[each, :k, :, j].flatten(1)[:, None] @ bs[:, :k].flatten(1, 2)
+                column = column - waiting[:, 0]
+            pivot = row.gather(1, at).clamp_(min=1e-300)
+            u[:, k] = row / pivot.sqrt()
+            s = row / pivot
+            b = column - s * (column.gather(1, at) / 2)
+            sb[:, k, 0], sb[:, k, 1], bs[:, k, 0], bs[:, k, 1] = s, b, b, s
+            diagonals[0] -= 2 * s * b
+            diagonals[1] -= u[:, k].square()
+            pruned[each, j] = True
+        inverse -= u.mT @ u
+        gram -= sb.flatten(1, 2).mT @ bs.flatten(1, 2)
+    named, told = order.T.tolist(), costs.T.tolist()
+    return [list(zip(channels, errors)) for channels, errors in zip(named, told)]
 
 
-def _inverse(covariance: Tensor, ridge: float) -> Tensor:
-    """(C + εI)⁻¹, ε relative to the mean variance; of the positive part if rounding left none."""
-    epsilon = ridge * covariance.diagonal().mean().clamp(min=1e-280)
-    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    root, failed = torch.linalg.cholesky_ex(covariance + epsilon * eye)
-    if not int(failed):
-        return torch.cholesky_inverse(root)
+def _inverses(covariances: Tensor, ridge: float) -> Tensor:
+    """(C + εI)⁻¹ of each, ε relative to the mean variance."""
+    epsilon = ridge * covariances.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-280)
+    shifted = covariances.clone()
+    shifted.diagonal(dim1=1, dim2=2).add_(epsilon[:, None])
+    roots, failed = torch.linalg.cholesky_ex(shifted)
+    inverses = torch.cholesky_inverse(roots)
+    for i in torch.nonzero(failed).reshape(-1).tolist():
+        inverses[i] = _indefinite_inverse(covariances[i], ridge)
+    return inverses
+
+
+def _indefinite_inverse(covariance: Tensor, ridge: float) -> Tensor:
+    """The same of the positive part where rounding left it indefinite."""
     inverse = ridge_inverse(covariance, ridge)
-    return eye if inverse is None or not bool((inverse.diagonal() > 0).all()) else inverse
+    if inverse is not None and bool((inverse.diagonal() > 0).all()):
+        return inverse
+    return torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
 
 
 @register("echo")
@@ -117,18 +149,39 @@ class EchoCriterion(Criterion):
         kept[pruned] = False
         return torch.nonzero(kept).reshape(-1)
 
-    def order(self, weights: UnitWeights, statistics: Statistics) -> list[tuple[int, float]]:
+    def order(self, weights: UnitWeights, statistics: Statistics) -> Order:
         """All removals of a unit but the last channel's, with their costs; worked out once."""
-        key = (weights.unit.name, self.power)
-        if key not in statistics.orders:
-            statistics.orders[key] = self._order(weights, statistics)
-        return statistics.orders[key]
+        self.prepare([weights], statistics)
+        return statistics.orders[self._key(weights)]
 
-    def _order(self, weights: UnitWeights, statistics: Statistics) -> list[tuple[int, float]]:
-        view = consumer_view(weights, statistics)
-        norms = weights.criterion_filters.norm(dim=1)
-        if view is None:  # nothing measured: only the norm
-            ranked = torch.argsort(norms, stable=True)[:-1].tolist()
-            return [(j, 0.0) for j in ranked]
-        importance = (norms / norms.max().clamp(min=1e-30)) ** self.power
-        return eliminate(view, importance.to(view.covariance.device))
+    def _key(self, weights: UnitWeights) -> tuple[str, float]:
+        return weights.unit.name, self.power
+
+    def prepare(self, units: Sequence[UnitWeights], statistics: Statistics | None) -> None:
+        """Work out the orders of several units, those of equal size together."""
+        if statistics is None:
+            return
+        waiting: dict[tuple[int, torch.device], list[UnitWeights]] = {}
+        for unit in units:
+            if self._key(unit) not in statistics.orders:
+                waiting.setdefault((unit.unit.channels, unit.device), []).append(unit)
+        for (channels, _), alike in waiting.items():
+            count = max(1, TOGETHER // channels**2)
+            for i in range(0, len(alike), count):
+                self._together(alike[i : i + count], statistics)
+
+    def _together(self, units: Sequence[UnitWeights], statistics: Statistics) -> None:
+        measured: list[tuple[UnitWeights, ConsumerView, Tensor]] = []
+        for unit in units:
+            view = consumer_view(unit, statistics)
+            norms = replace(unit).criterion_filters.norm(dim=1)  # a copy: it keeps what it reads
+            if view is None:  # nothing measured: only the norm
+                ranked = torch.argsort(norms, stable=True)[:-1].tolist()
+                statistics.orders[self._key(unit)] = [(j, 0.0) for j in ranked]
+            else:
+                importance = (norms / norms.max().clamp(min=1e-30)) ** self.power
+                measured.append((unit, view, importance.to(view.covariance.device)))
+        if measured:
+            _, views, importances = zip(*measured)
+            for (unit, *_), order in zip(measured, eliminate_together(views, importances)):
+                statistics.orders[self._key(unit)] = order

@@ -94,6 +94,9 @@ def make_plan(
 ) -> Plan:
     """Choose the kept channels of every unit, so many of each; without criterion by the method."""
     weights = unit_weights(graph, model)
+    if criterion is not None:
+        less = [name for name, count in left.items() if count < graph[name].channels]
+        criterion.prepare([weights[name] for name in less], statistics)
     kept = {}
     for name, count in left.items():
         unit = weights.pop(name)  # so that what it reads in float64 is freed before the next

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -67,7 +68,7 @@ def outputs(model: nn.Module, batches: Sequence[Inputs], by_batch: bool) -> list
     made = []
     with evaluation_mode(model):
         for batch in batches:
-            with Watch(by_batch=by_batch):
+            with Watch(by_batch=True) if by_batch else nullcontext():
                 out = call_model(model, batch)
             made.append([x.double() for x in tensors_in(out) if x.is_floating_point() and x.dim()])
     return made

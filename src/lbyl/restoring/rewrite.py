@@ -84,14 +84,11 @@ def restore(
         columns = kept_along(consumer.channel, mask)
         moments = statistics.get(consumer.name) if statistics else None
         old = as_matrix(state[consumer.weight], consumer)
+        rewrite = Rewrite(graph, consumer, old, columns, deliveries, kept, moments)
         with at(consumer.name):
-            new, shift = _rewritten(
-                method, Rewrite(graph, consumer, old, columns, deliveries, kept, moments)
-            )
+            new, shift = _rewritten(method, rewrite)
             changed = {consumer.weight: from_matrix(new, consumer, state[consumer.weight])}
-            if shift is not None:
-                allowed = can_take_bias(model, consumer.name)
-                changed |= corrected_values(consumer, shift, state, method.correction, allowed)
+            changed |= _corrected(model, consumer, shift, state, method)
             held = _as_held(channel_cut.outputs(changed, consumer), state)
             if _all_finite(held):
                 values |= held
@@ -106,6 +103,55 @@ def restore(
     # Of units whose consumers are all solved on their own the matrix by channel is not written.
     reported = deliveries if method.by_unit else {}
     return Restoration(cut(model, values), reported, weights, written)
+
+
+def silencing(
+    model: nn.Module, graph: Graph, plan: Plan, method: Method, statistics: Statistics | None
+) -> dict[str, Tensor] | None:
+    """Values, in full size, under which `model` computes what the cut network would.
+
+    Pruned channels are still made, but nobody reads them. Cheaper than to cut where little changes.
+    None where only a cut network can tell: kept channels become mixtures, or a bias is added.
+    """
+    weights = unit_weights(graph, model)
+    kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
+    if method.by_unit:
+        return None
+    deliveries = {
+        n: _delivery(method, weights[n], k, statistics)
+        for n, k in kept.items()
+        if not _all_measured(graph[n], statistics)
+    }
+    indices, mask, state = kept_indices(graph, kept), kept_mask(graph, kept), tensors(model)
+    values: dict[str, Tensor] = {}
+    for consumer in consumers_cut(graph, indices):
+        columns = kept_along(consumer.channel, mask)
+        moments = statistics.get(consumer.name) if statistics else None
+        old = as_matrix(state[consumer.weight], consumer)
+        rewrite = Rewrite(graph, consumer, old, columns, deliveries, kept, moments)
+        new, shift = _rewritten(method, rewrite)
+        full = torch.zeros_like(old)
+        full[:, columns.to(old.device)] = new
+        changed = {consumer.weight: from_matrix(full, consumer, state[consumer.weight])}
+        changed |= _corrected(model, consumer, shift, state, method)
+        if not changed.keys() <= state.keys():
+            return None
+        values |= _as_held(changed, state)
+    return values if _all_finite(values) else None
+
+
+def _corrected(
+    model: nn.Module,
+    consumer: Consumer,
+    shift: Shift | None,
+    state: Mapping[str, Tensor],
+    method: Method,
+) -> dict[str, Tensor]:
+    """What is put back behind a consumer, in full output size."""
+    if shift is None:
+        return {}
+    allowed = can_take_bias(model, consumer.name)
+    return corrected_values(consumer, shift, state, method.correction, allowed)
 
 
 def _delivery(

@@ -1,0 +1,38 @@
+"""A copy of a network whose values are changed for one question and put back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.surgery.cut import copy_model
+from lbyl.torchkit.tensors import tensors
+
+
+class Scratch:
+    """Copied once, when first asked: what is put in place is far less than a whole network."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._original = model
+
+    @cached_property
+    def _copy(self) -> nn.Module:
+        return copy_model(self._original)
+
+    @contextmanager
+    def holding(self, values: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """The copy with these values, of the same shapes, in place of its own."""
+        own, true = tensors(self._copy), tensors(self._original)
+        with torch.no_grad():
+            for name, value in values.items():
+                own[name].copy_(value)
+        try:
+            yield self._copy
+        finally:
+            with torch.no_grad():
+                for name in values:
+                    own[name].copy_(true[name])
