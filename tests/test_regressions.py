@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import utils
+from torch.nn.utils import parametrizations
 
 import lbyl
 from lbyl.storage import MODEL, PLAN
 from support import quick
+from support.reference import assert_exact, assert_reloads, flat, prove_cut
 
 IMAGE = torch.zeros(1, 3, 12, 12)
 
@@ -156,3 +162,143 @@ def test_a_unit_with_more_channels_than_its_first_layer_is_loaded(tmp_path: Path
     assert unit.channels == 16 and result.model.left.out_features < 8
     lbyl.save(result, tmp_path / "out")
     assert torch.equal(lbyl.load(tmp_path / "out", Doubled().eval())(x), result.model(x))
+
+
+class Joined(nn.Module):
+    """A residual stream of two layers' channels side by side, read as a whole and in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.few, self.many = nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(3, 10, 3, padding=1)
+        self.block, self.of_few = nn.Conv2d(12, 12, 3, padding=1), nn.Conv2d(2, 4, 1)
+        self.head = nn.Conv2d(16, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        few = self.few(x)
+        stream = torch.cat([few, self.many(x)], 1)
+        stream = stream + self.block(stream).relu()
+        return self.head(torch.cat([stream, self.of_few(few)], 1))
+
+
+@pytest.mark.parametrize("criterion", ["random-2", "random-3", "l2"])
+@pytest.mark.parametrize("ratio", [0.5, 0.95])
+def test_no_layer_is_left_without_channels(criterion: str, ratio: float) -> None:
+    model, images = Joined().double(), torch.randn(2, 3, 12, 12).double()
+    graph = lbyl.trace(model, images, residual=True)
+    assert graph["few"].channels == 12
+    assert set(graph.parts["few"]) >= {"few.weight", "many.weight", "of_few.weight"}
+    slim = lbyl.Prepared(model, images, graph).compress(ratio, criterion=criterion, method="none")
+    kept = slim.plan.kept["few"]
+    assert len(kept) == (6 if ratio == 0.5 else 2)
+    assert kept[0] < 2 <= kept[-1]
+    assert slim.model(images).shape == (2, 5, 12, 12)
+    assert_exact(prove_cut(model, images, graph, ratio), graph)
+
+
+def test_a_plan_that_leaves_a_layer_without_channels_is_refused() -> None:
+    graph = lbyl.trace(Joined(), IMAGE, residual=True)
+    kept = {unit.name: torch.arange(unit.channels) for unit in graph.units}
+    plan = lbyl.Plan({**kept, "few": torch.arange(2, 12)}, {u.name: u.channels for u in graph})
+    with pytest.raises(lbyl.LbylError, match=r"few\.weight without any channel.*one of 0, 1$"):
+        lbyl.compress(Joined(), IMAGE, plan, method="none", residual=True)
+
+
+class Scales(Keeps):
+    """Changes its input in place, as networks for images of 0 to 255 do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x *= 255
+        return super().forward(x)
+
+
+def test_inputs_that_a_network_changes_in_place_stay_as_they_were() -> None:
+    images = torch.rand(8, 3, 12, 12)
+    before, own = images.clone(), Scales()
+    graph = lbyl.trace(own, images)
+    assert_exact(prove_cut(own, images, graph), graph)
+    slim = lbyl.compress(own, images, 0.5, criterion="l2", data=images, refine=2).model
+    assert torch.equal(images, before)
+    plain = Keeps()
+    plain.load_state_dict(own.state_dict())
+    same = lbyl.compress(plain, 255 * images, 0.5, criterion="l2", data=255 * images, refine=2)
+    assert torch.allclose(slim(images.clone()), same.model(255 * images), rtol=1e-4)
+
+
+class TwoWays(Keeps):
+    """Has a way for each mode, as graphs of torch.fx may, and forgets its mode when copied."""
+
+    way = "training"
+
+    def train(self, mode: bool = True) -> TwoWays:
+        self.way = "training" if mode else "evaluation"
+        super().train(mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if self.way == "evaluation" else torch.zeros_like(out)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TwoWays:
+        twin = TwoWays()
+        memo[id(self)] = twin
+        twin._parameters = copy.deepcopy(self._parameters, memo)
+        twin._modules = copy.deepcopy(self._modules, memo)
+        return twin
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_network_does_with_its_mode_is_done_to_copies_and_undone(training: bool) -> None:
+    model = TwoWays().train(training)
+    slim = lbyl.compress(model, IMAGE, 0.5, method="none").model
+    assert model.training is training and model.way == ("training" if training else "evaluation")
+    assert isinstance(slim, TwoWays) and (slim.training, slim.way) == (training, model.way)
+
+
+def test_a_feature_extractor_is_cut_and_loaded(tmp_path: Path) -> None:
+    models = pytest.importorskip("torchvision.models")
+    extraction = pytest.importorskip("torchvision.models.feature_extraction")
+
+    def extractor() -> nn.Module:
+        nodes = {"layer1": "early", "avgpool": "late"}
+        made: nn.Module = extraction.create_feature_extractor(models.resnet18(), nodes).eval()
+        return made
+
+    model, images = extractor(), torch.randn(1, 3, 32, 32)
+    graph = lbyl.trace(model, images)
+    cut = prove_cut(model, images, graph)
+    assert_exact(cut, graph)
+    assert_reloads(cut.result, images, extractor(), tmp_path / "out")
+
+
+class Parametrised(nn.Module):
+    """Two plain layers before two whose weights are computed in every forward."""
+
+    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 12, 3), nn.Conv2d(12, 8, 3)
+        self.third, self.last = norm(nn.Conv2d(8, 6, 3)), norm(nn.Conv2d(6, 4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.third(self.second(self.first(x).relu()).relu()).relu())
+
+
+NORMS = [utils.weight_norm, utils.spectral_norm]
+NORMS += [parametrizations.weight_norm, parametrizations.spectral_norm]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", NORMS, ids=lambda n: f"{n.__module__}.{n.__name__}")
+def test_parametrised_networks_are_cut_saved_and_loaded(norm: Any, tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 12, 12)
+    model, fresh = Parametrised(norm), Parametrised(norm)
+    for one in (model, fresh):
+        one(images)  # with gradients, so that its computed weights hang on a graph
+    model, fresh = model.eval(), fresh.eval()
+    graph = lbyl.trace(model, images)
+    assert graph.names == ["first"]
+    assert graph.unprunable["third"] == "its weight is computed in the forward pass"
+    result = lbyl.compress(model, images, 0.5, criterion="l2", data=images)
+    assert_reloads(result, images, fresh, tmp_path / "out")
+    assert len(flat(copy.deepcopy(fresh.eval())(images))) == 1

@@ -40,7 +40,7 @@ from lbyl.statistics.analytic import analytic_statistics
 from lbyl.statistics.collect import check_complete, check_statistics, collect
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model, cut, sliced
-from lbyl.surgery.indices import kept_indices
+from lbyl.surgery.indices import complete, kept_indices
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, Progress, device_of
@@ -261,8 +261,9 @@ class Prepared:
 
     def _time_fraction(self, left: Mapping[str, int]) -> float:
         """Measured time of the network with so many channels, over that of the original."""
-        kept = {name: torch.arange(count) for name, count in left.items()}
-        slim = cut(self.model, sliced(self.model, kept_indices(self.graph, kept)))
+        graph = self.graph
+        kept = {n: complete(graph, graph[n], torch.arange(count)) for n, count in left.items()}
+        slim = cut(self.model, sliced(self.model, kept_indices(graph, kept)))
         models = {"original": self.model, "slim": slim}
         timed = compare(models, self.example_inputs, device_of(self.model))
         return timed["slim"].median / timed["original"].median

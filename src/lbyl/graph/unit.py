@@ -175,6 +175,29 @@ class Graph:
     def channels(self) -> int:
         return sum(unit.channels for unit in self.units)
 
+    @cached_property
+    def parts(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Unit → parameter → those of the unit's channels of which it needs at least one.
+
+        Behind a concatenation a layer makes or reads only some channels of a unit, and a unit that
+        keeps others would leave it none. Named are only parameters of which that is true.
+        """
+        owner = torch.full((max((u.range.stop for u in self.units), default=0) + 1,), -1)
+        for i, unit in enumerate(self.units):
+            owner[unit.start : unit.range.stop] = i
+        parts: dict[str, dict[str, Tensor]] = {}
+        for (name, _), channel in self.axes.items():
+            index = owner[channel.clamp(max=len(owner) - 1)]  # −1: no channel, so always kept
+            if bool((index < 0).any()):
+                continue
+            owned = [(self.units[i], channel[index == i]) for i in torch.unique(index).tolist()]
+            found = [(unit, torch.unique(own) - unit.start) for unit, own in owned]
+            if any(len(own) == unit.channels for unit, own in found):
+                continue
+            unit, own = max(found, key=lambda pair: len(pair[1]))
+            parts.setdefault(unit.name, {}).setdefault(name, own)
+        return parts
+
     def columns(self, unit: Unit, consumer: Consumer) -> Tensor | None:
         """Input columns of a consumer by channel of a unit: (channels read, columns each).
 

@@ -80,7 +80,18 @@ class Plan:
                     f"{known[name]}: the plan belongs to another model"
                 )
             # A plan made by hand has not come through `from_dict`.
-            _indices(name, {"channels": channels, "kept": _listed(self.kept[name])})
+            kept = _indices(name, {"channels": channels, "kept": _listed(self.kept[name])})
+            for parameter, part in graph.parts.get(name, {}).items():
+                if not bool(torch.isin(part, kept).any()):
+                    raise LbylError(
+                        f"the plan for {name!r} leaves {parameter} without any channel: keep at "
+                        f"least one of {_briefly(part)}"
+                    )
+
+
+def _briefly(channels: Tensor) -> str:
+    few = ", ".join(map(str, channels[:4].tolist()))
+    return few if len(channels) <= 4 else f"{few}, …"
 
 
 def _listed(kept: Any) -> Any:

@@ -20,6 +20,7 @@ from lbyl.planning.elimination import EchoCriterion
 from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import check_multiple
 from lbyl.statistics.moments import Statistics
+from lbyl.surgery.indices import complete
 
 DEFAULT_RATIO = 0.3
 DEFAULT_CRITERION = "l2"
@@ -106,6 +107,8 @@ def make_plan(
             kept[name] = method.select(unit, count)
         else:
             kept[name] = criterion.select(unit, count, statistics)
+        if name in graph.parts:
+            kept[name] = complete(graph, unit.unit, kept[name], unit.filters.norm(dim=1))
     sizes = {unit.name: unit.channels for unit in graph.units}
     if criterion is None:
         return Plan(kept, sizes, method=method.to_dict())

@@ -6,7 +6,6 @@ ever touches a copy; tied parameters stay tied; `print(model)` afterwards tells 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis
 from lbyl.surgery.indices import take
 from lbyl.surgery.refit import refit_attributes
-from lbyl.torchkit.tensors import replace_tensors, shape_of, tensors
+from lbyl.torchkit.tensors import deep_copy, replace_tensors, shape_of, tensors
 
 
 def sliced(model: nn.Module, indices: Mapping[Axis, Tensor]) -> dict[str, Tensor]:
@@ -35,7 +34,7 @@ def weightless_copy(model: nn.Module, indices: Mapping[Axis, Tensor]) -> nn.Modu
             for axis, size in enumerate(tensor.shape)
         ]
         memo[id(tensor)] = shape_of(tensor, shape)
-    return copy.deepcopy(model, memo)
+    return deep_copy(model, memo)
 
 
 def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
@@ -50,10 +49,10 @@ def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
         if name in state
     }
     try:
-        return copy.deepcopy(model, memo)
+        return deep_copy(model, memo)
     except Exception as error:
         raise LbylError(
-            f"the model cannot be copied ({error}); detach its non-leaf tensors first"
+            f"the model cannot be copied ({error}); copy.deepcopy must work on it"
         ) from error
 
 

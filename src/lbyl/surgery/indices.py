@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lbyl.graph.unit import Axis, Consumer, Graph
+from lbyl.graph.unit import Axis, Consumer, Graph, Unit
 
 Kept = Mapping[str, Tensor]
 """Unit name → indices of the kept channels, ascending."""
@@ -57,4 +57,30 @@ def pruned_of(channels: int, kept: Tensor) -> Tensor:
     """The pruned channels, ascending."""
     mask = torch.ones(channels, dtype=torch.bool)
     mask[kept] = False
+    return torch.nonzero(mask).reshape(-1)
+
+
+def complete(
+    graph: Graph, unit: Unit, kept: Tensor, worth: Tensor | None = None, least: int = 1
+) -> Tensor:
+    """Kept channels of a unit, some exchanged so that every layer keeps `least` of those it needs.
+
+    Of the channels that a layer needs the one of most `worth` comes in, for the one of least that
+    no layer needs; where every kept one is needed there is one more.
+    """
+    parts = sorted(graph.parts.get(unit.name, {}).values(), key=len)  # small ones may serve others
+    mask = torch.zeros(unit.channels, dtype=torch.bool)
+    mask[kept] = True
+    members = torch.zeros(len(parts), unit.channels, dtype=torch.bool)
+    for row, part in zip(members, parts):
+        row[part] = True
+    worth = torch.zeros(unit.channels) if worth is None else worth.cpu()
+    for part in parts:
+        while int(mask[part].sum()) < min(least, len(part)):
+            lacking = part[~mask[part]]
+            mask[lacking[worth[lacking].argmax()]] = True
+            needed = members[(members & mask).sum(1) <= least].any(0)
+            spare = torch.nonzero(mask & ~needed).reshape(-1)
+            if len(spare):
+                mask[spare[worth[spare].argmin()]] = False
     return torch.nonzero(mask).reshape(-1)

@@ -8,14 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 Inputs = Any
 """Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments."""
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> Any:
-    """`model` applied to example inputs of any of the accepted forms."""
+    """`model` applied to example inputs of any of the accepted forms.
+
+    It gets copies: some networks change their inputs in place (`x *= 255`), and what one run did
+    would be the next run's input.
+    """
+    inputs = tree_map_only(Tensor, Tensor.clone, inputs)
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple):
@@ -58,13 +63,20 @@ def tensors_in(output: Any, depth: int = 4) -> list[Tensor]:
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The model in eval mode inside, every submodule's own mode back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        set_modes(model, modes)
+
+
+def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Give every submodule its own mode, by name."""
+    if model.training != modes.get("", model.training):
+        model.train(modes[""])  # called, for some networks change more than flags with it
+    for name, module in model.named_modules():
+        module.training = modes.get(name, module.training)
 
 
 Progress = Callable[[str, int, int], None]

@@ -1,13 +1,16 @@
-"""A model's tensors by name: read, checked, replaced."""
+"""A model's tensors by name: read, checked, replaced, copied with the model."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from lbyl.errors import LbylError
+from lbyl.torchkit.run import set_modes
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -90,3 +93,22 @@ def parameter_names(model: nn.Module) -> dict[int, str]:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         names.setdefault(id(tensor), name)
     return names
+
+
+def deep_copy(model: nn.Module, instead: Mapping[int, object]) -> nn.Module:
+    """A deep copy in the same modes, with `instead` in place of objects, given by their id.
+
+    Tensors that a forward left behind (`self.kept = x`, or the weight that `weight_norm` computed)
+    may hang on the graph of that forward, which cannot be copied: their values are.
+    """
+    memo = {id(x): x.detach().clone() for x in _left_behind(model)} | dict(instead)
+    twin = copy.deepcopy(model, memo)
+    # Some networks forget theirs, such as graphs of torch.fx with a graph for each mode.
+    set_modes(twin, {name: module.training for name, module in model.named_modules()})
+    return twin
+
+
+def _left_behind(model: nn.Module) -> list[Tensor]:
+    """Tensors kept by modules that were computed with gradients."""
+    kept = [x for module in model.modules() for x in tree_flatten(vars(module))[0]]
+    return [x for x in kept if isinstance(x, Tensor) and not x.is_leaf]

@@ -9,7 +9,6 @@ by a dispatch mode, and marked as unrecorded.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,7 @@ from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
 from lbyl.torchkit.intercept import Function, Interceptor
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, one_thread, tensors_in
-from lbyl.torchkit.tensors import parameter_names
+from lbyl.torchkit.tensors import deep_copy, parameter_names
 
 
 @dataclass(frozen=True)
@@ -327,7 +326,7 @@ def _twin(model: nn.Module) -> nn.Module:
     """The same parameters in other modules: what a forward keeps on `self` stays out of `model`."""
     kept = [*model.parameters(), *model.buffers()]
     try:
-        return copy.deepcopy(model, {id(tensor): tensor for tensor in kept})
+        return deep_copy(model, {id(tensor): tensor for tensor in kept})
     except Exception:  # some modules refuse copies; most of those keep nothing either
         return model
 
