@@ -81,13 +81,13 @@ class Setting:
         return f"{self.method}{refined}/{self.criterion}/{self.ratio:g}"
 
 
-def settings() -> Iterator[Setting]:
+def settings(refined: bool = True) -> Iterator[Setting]:
     """All ways, the smallest ratio first."""
     for ratio in RATIOS:
         for criterion, methods in METHODS.items():
             for method in methods:
                 yield Setting(ratio, criterion_for(method, criterion), method)
-        if ratio in REFINED:
+        if ratio in REFINED and refined:
             yield Setting(ratio, "l2", "echo", STEPS)
 
 
@@ -129,21 +129,25 @@ class Comparison:
 
     @cached_property
     def ways(self) -> list[str]:
-        """painted, by-batch and, where there is BatchNorm, inverted and inverted to classes."""
+        """painted, the same by-batch, inverted and inverted to classes; real images for own inputs.
+
+        Inverted ones and normalising by the batch need BatchNorm.
+        """
         prepared, model = self.case.prepared(), self.case.network.model
         part = 4 if is_large(self.case.network) else 1
         fresh = FreshInputs(model, self.case.network.example, seed=20_000)
         self.batches["painted"] = list(fresh.collection(PAINTED // part).batches)
+        self.batches["real"] = list(self.case.test.unlabelled(PAINTED // part // 2, 64))
         if not prepared.graph.norms:
-            return ["painted"]
+            return ["painted", "real"]
         if not self.inverts:
-            return ["painted", "by-batch"]
+            return ["painted", "by-batch", "real"]
         few = list(fresh.collection(INVERTED // part).batches)
         classes = _answer(model, few[:1]).shape[1]
         labels = torch.arange(sum(len(x) for x in few)) % classes
         self.batches["inverted"] = list(invert(model, few))
         self.batches["classes"] = _to_classes(model, few, labels.to(few[0].device))
-        return ["painted", "by-batch", "inverted", "classes"]
+        return ["painted", "by-batch", "real", "inverted", "classes"]
 
     def _answers(self, model: nn.Module, way: str) -> Tensor:
         source = "painted" if way == "by-batch" else way
@@ -194,6 +198,11 @@ def compared(teacher: Tensor, student: Tensor) -> dict[str, float]:
     made["error_centred"] = (tc - sc).square().sum() / tc.square().sum().clamp(min=1e-30)
     dot = (tc * sc).sum() / (tc.square().sum() * sc.square().sum()).sqrt().clamp(min=1e-30)
     made["correlation"] = dot
+    made["slope"] = (tc * sc).sum() / tc.square().sum().clamp(min=1e-30)
+    made["correlation_each"] = F.cosine_similarity(tc, sc, 1).mean()
+    best_few = teacher.topk(min(5, teacher.shape[1]), 1).indices
+    few = [x.gather(1, best_few) for x in (tc, sc)]
+    made["correlation_top"] = F.cosine_similarity(few[0].flatten(), few[1].flatten(), 0)
     # Noise in the margin, in units of the margin: what flips answers.
     best = teacher.argmax(1, keepdim=True)
     second = teacher.scatter(1, best, -math.inf).argmax(1, keepdim=True)
@@ -215,7 +224,7 @@ def _within(teacher: Tensor, student: Tensor, count: int) -> Tensor:
 
 def measure(name: str, options: argparse.Namespace, known: set[str]) -> Iterator[dict[str, Any]]:
     """A row for every setting of a network that is not known yet."""
-    wanted = [s for s in settings() if f"{name} {s.key}" not in known]
+    wanted = [s for s in settings(not options.painted) if f"{name} {s.key}" not in known]
     if not wanted:
         return
     case = load(name, options.device, options.limit, options.trained)
@@ -275,7 +284,7 @@ def arguments() -> argparse.Namespace:
         "--out", type=Path, default=Path("forecast.jsonl"), help="rows, a line each"
     )
     parser.add_argument("--trained", type=Path, default=Path("trained"), help="small networks")
-    parser.add_argument("--painted", action="store_true", help="no inverted inputs: quick on a CPU")
+    parser.add_argument("--painted", action="store_true", help="neither inversion nor refinement")
     parser.add_argument("--minutes", type=float, help="stop after so many; go on by a second call")
     return parser.parse_args()
 
