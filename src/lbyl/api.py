@@ -30,7 +30,7 @@ from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import check_ratio, kept_count
 from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
 from lbyl.restoring.error_terms import error_terms, moment_ware
-from lbyl.restoring.forecast import Forecast, Forecaster
+from lbyl.restoring.forecast import Forecast
 from lbyl.restoring.refine import Refinement, check_steps, own_inputs
 from lbyl.restoring.refine import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
@@ -238,17 +238,10 @@ class Prepared:
     def forecast(self, slim: nn.Module) -> Forecast | None:
         """How much accuracy a slim network keeps; None where no input for it can be drawn."""
         try:
-            return self._forecaster(slim)
+            return self.judges.forecaster(slim)
         except Exception as error:  # the network is cut and restored: its model runs or does not
             note(f"no forecast: {first_line(error)}")
             return None
-
-    @cached_property
-    def _forecaster(self) -> Forecaster:
-        """Compares with the original: on own inputs, else on fresh ones."""
-        if self.own is not None:
-            return Forecaster(self.model, list(self.own.batches), "own")
-        return Forecaster(self.model, self.fresh.forecasting)
 
     def _check_prunable(self) -> None:
         if not self.graph.units:

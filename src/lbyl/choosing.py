@@ -12,6 +12,7 @@ from functools import cached_property
 
 from torch import nn
 
+from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph
 from lbyl.inputs.batches import FreshInputs, InputBatches
 from lbyl.planning.allocation import Allocation, Allocator, Counts, Sensitivity, spare
@@ -21,6 +22,7 @@ from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import counts as ratio_counts
 from lbyl.planning.task import Task, make_plan
 from lbyl.restoring.divergence import Divergence
+from lbyl.restoring.forecast import Forecaster
 from lbyl.restoring.recalibrate import BatchNormMoments, batch_moments, recalibrate
 from lbyl.restoring.rewrite import Restoration, restore, silencing
 from lbyl.restoring.scratch import Scratch
@@ -63,6 +65,13 @@ class Judges:
             return self.fresh.judging(part)
         batches = list(self.own.batches)
         return batches[: max(1, len(batches) // part)]
+
+    @cached_property
+    def forecaster(self) -> Forecaster:
+        """Tells how much accuracy a network keeps: on own inputs, else on fresh ones."""
+        if self.own is not None:
+            return Forecaster(self.model, list(self.own.batches), "own")
+        return Forecaster(self.model, self.fresh.forecasting)
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -215,7 +224,23 @@ class Chooser:
         )
         if budget.latency is not None:
             return allocator.choose_by_latency(budget.latency, self.time_fraction)
+        if budget.keep is not None:
+            return allocator.choose_by_forecast(budget.keep, self._forecast(criterion))
         return allocator.choose(budget.params if budget.params is not None else budget.macs or 1.0)
+
+    def _forecast(self, criterion: Criterion | None) -> Callable[[Counts], float]:
+        """The fraction of the accuracy that a network with these widths is forecast to keep."""
+
+        def kept(counts: Counts) -> float:
+            told = self.judges.forecaster(self.trial(self._plan(counts, criterion)).restored.model)
+            if told.kept is None:
+                raise LbylError(
+                    "keep= is a fraction of accuracy, and this network's outputs are not one "
+                    "vector of scores an example: give macs=, params= or latency= instead"
+                )
+            return told.kept
+
+        return kept
 
     def _sparing(self, trial: Trial, counts: Counts, criterion: Criterion | None) -> Trial:
         """A plain ratio less the units that cost much and save little."""

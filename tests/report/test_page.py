@@ -15,6 +15,7 @@ import torch
 import lbyl
 from lbyl.report import gather, write_report
 from lbyl.result import Row
+from lbyl.torchkit.format import percent
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 EVIL = '"><script>alert(1)</script>'
@@ -66,7 +67,7 @@ def test_the_page_nests_and_has_every_part(report: Path, digits: Any) -> None:
     # error and WARE of four methods, RE, BE and ‖s‖ of the three that write one matrix a unit,
     # a dot a unit each; four methods at three ratios
     assert page.count("g", class_="dot") == (2 * 4 + 3 * 3) * units + 4 * 3
-    assert page.count("div", class_="card") == 5
+    assert page.count("div", class_="card") == 6
     assert page.count("option") == units
 
 
@@ -79,9 +80,20 @@ def test_headlines_are_before_and_after(report: Path, digits: Any) -> None:
     assert f"{share:+.1f} %".replace("-", "−") in text
 
 
-def test_without_data_the_error_is_predicted(digits: Any, tmp_path: Path) -> None:
+def test_without_data_the_first_figure_is_the_accuracy_forecast(
+    digits: Any, tmp_path: Path
+) -> None:
     result = digits[2]
     page = Page(write_report(result, tmp_path / "r.html").read_text(encoding="utf-8"))
+    told = result.forecast
+    assert f"Accuracy kept about {percent(told.kept)}" in page.text
+    assert f"{percent(told.agreement)} equal answers on {told.inputs} fresh inputs" in page.text
+    assert "Predicted error" not in page.text
+    page = Page(
+        write_report(dataclasses.replace(result, forecast=None), tmp_path / "r.html").read_text(
+            "utf-8"
+        )
+    )
     mean = sum(row.error for row in result.rows) / len(result.rows)
     assert f"Predicted error {mean:.4f}"[:-1] in page.text
     assert "on procedural statistics" in page.text

@@ -134,3 +134,22 @@ def test_a_forecast_survives_being_stored(prepared: lbyl.Prepared) -> None:
     again = lbyl.Result.from_dict(result.to_dict(), result.model, result.plan)
     assert again.forecast == result.forecast != None  # noqa: E711
     assert dataclasses.asdict(Forecast(0.9, 0.1, 0.97, 0.9, 1.0, 64, "fresh"))["kept"] == 0.97
+
+
+def test_a_budget_of_accuracy_finds_the_smallest_network_forecast_to_keep_it(
+    prepared: lbyl.Prepared,
+) -> None:
+    results = [prepared.compress(lbyl.Budget(keep=keep), criterion="echo") for keep in (0.9, 0.6)]
+    large, small = results
+    for result, keep in zip(results, (0.9, 0.6)):
+        assert result.forecast is not None and result.forecast.kept is not None
+        assert result.forecast.kept >= keep
+    assert small.after.macs < large.after.macs < large.before.macs
+
+
+def test_a_budget_of_accuracy_needs_answers_and_an_accuracy_that_can_be_kept() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    with pytest.raises(lbyl.LbylError, match="keep= is a fraction of accuracy"):
+        lbyl.compress(model, torch.randn(2, 6), lbyl.Budget(keep=0.9))
+    with pytest.raises(lbyl.LbylError, match="keep is 1.5"):
+        lbyl.Budget(keep=1.5)

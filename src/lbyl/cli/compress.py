@@ -20,8 +20,11 @@ from lbyl.cli.parse import (
 from lbyl.cli.screen import Screen, bold, plain, table
 from lbyl.cli.setup import build, load_images, measure, prepare
 from lbyl.export import check_onnx
+from lbyl.latency import Timing, compare
 from lbyl.models import Network
-from lbyl.torchkit.format import counted, human, percent_change
+from lbyl.restoring.forecast import Forecast
+from lbyl.torchkit.format import counted, human, percent, percent_change
+from lbyl.torchkit.run import device_of
 
 ONNX = "Also write model.onnx, checked; keeps multiples of 8 channels without --multiple-of."
 Onnx = Annotated[bool, o.output_option("--onnx", help=ONNX)]
@@ -41,6 +44,7 @@ def compress(
     params: o.Params = None,
     latency: o.Latency = None,
     max_error: o.MaxError = None,
+    keep: o.Keep = None,
     criterion: o.Criterion = None,
     include: o.Include = None,
     exclude: o.Exclude = None,
@@ -72,7 +76,9 @@ def compress(
     check_target(out, onnx)
     if onnx and multiple_of is None:
         multiple_of = ONNX_MULTIPLE
-    amount = parse_amount(ratio, macs=macs, params=params, latency=latency, max_error=max_error)
+        screen.warn(f"--onnx keeps multiples of {multiple_of} channels: --multiple-of 1 keeps any")
+    budgets = {"macs": macs, "params": params, "latency": latency, "max_error": max_error}
+    amount = parse_amount(ratio, **budgets, keep=keep)
     by, restoring = parse_criterion(criterion, seed), parse_method(method, option, correction)
     source = parse_data(data)
     check_source_used(source, [parse_task(amount, by, restoring, multiple_of)], refine)
@@ -102,9 +108,19 @@ def compress(
     if held_out is not None:
         stage = "accuracy of the smaller one"
         accuracy["slim"] = measure(screen, network, held_out, result.model, stage)
-    package = Package(network, prepared, result, accuracy or None)
+    times = timed(screen, network, result) if latency is not None else {}
+    package = Package(network, prepared, result, accuracy or None, times or None)
     written = package.write(screen, out, onnx, report) if out else {}
-    show(screen, network, result, accuracy or None, written)
+    show(screen, network, result, accuracy or None, written, times)
+    if out is None:
+        screen.warn("nothing was written: add --out DIR to keep the smaller network")
+
+
+def timed(screen: Screen, network: Network, result: Result) -> dict[str, Timing]:
+    """The time of both networks, measured in turns, where time was what the budget is of."""
+    models = {"original": network.model, "slim": result.model}
+    with screen.stage("timing both networks"):
+        return compare(models, network.example, device_of(network.model))
 
 
 def check_target(out: Path | None, onnx: bool) -> None:
@@ -123,10 +139,13 @@ def show(
     result: Result,
     accuracy: dict[str, float] | None,
     written: dict[str, Any],
+    times: dict[str, Timing] | None = None,
 ) -> None:
-    """What was done in a line and a table, or all of it as JSON."""
+    """How much is kept, what was done and a table, or all of it as JSON."""
     document = {"model": network.name, **result.to_dict(plan=False), "stages": screen.seconds}
-    screen.data(document | {"story": result.story, "accuracy": accuracy, **written})
+    seconds = {name: timing.median for name, timing in (times or {}).items()} or None
+    told = {"story": result.story, "accuracy": accuracy, "latency": seconds}
+    screen.data(document | told | written)
     rows = [
         [noun, human(was), human(now), percent_change(was, now)]
         for noun, was, now in (
@@ -138,8 +157,12 @@ def show(
     if accuracy:
         was, now = accuracy["original"], accuracy["slim"]
         rows.append(["accuracy", f"{was:.2f} %", f"{now:.2f} %", f"{now - was:+.2f}"])
+    if seconds:
+        was, now = 1e3 * seconds["original"], 1e3 * seconds["slim"]
+        rows.append(["one input", f"{was:.2f} ms", f"{now:.2f} ms", percent_change(was, now)])
+    screen.say("", *(bold(line) for line in kept(result.forecast, accuracy)))
     screen.say(
-        f"\n{bold(network.name)}: {pruned(result)}",
+        f"{bold(network.name)}: {pruned(result)}",
         f"[dim]{plain(result.story)}[/]",
         table(["", "before", "after", "change"], rows),
     )
@@ -152,6 +175,15 @@ def show(
         screen.say(
             *(f"    [cyan]{plain(line)}[/]" for line in loading(network, written["out"])), ""
         )
+
+
+def kept(forecast: Forecast | None, accuracy: dict[str, float] | None) -> list[str]:
+    """The first figure: how much accuracy is kept, and the truth beside it where it is known."""
+    lines = [] if forecast is None else [f"forecast: {forecast}"]
+    if accuracy and accuracy["original"]:
+        fraction = accuracy["slim"] / accuracy["original"]
+        lines.append(f"measured: keeps {percent(fraction)} of the accuracy")
+    return lines
 
 
 def pruned(result: Result) -> str:

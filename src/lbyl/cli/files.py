@@ -12,6 +12,7 @@ from typing import Any
 from lbyl import Prepared, Result
 from lbyl.cli.screen import Screen
 from lbyl.export import export_onnx
+from lbyl.latency import Timing
 from lbyl.models import Network
 from lbyl.report import gather, write_report
 from lbyl.storage import MODEL, PLAN, plan_document
@@ -30,6 +31,7 @@ class Package:
     prepared: Prepared
     result: Result
     accuracy: dict[str, float] | None = None
+    times: dict[str, Timing] | None = None  # of the original and the slim network
 
     def write(
         self, screen: Screen, out: Path, onnx: bool = False, report: bool = True
@@ -54,6 +56,8 @@ class Package:
         extra: dict[str, Any] = {"network": self.network.describe(), "command": command()}
         if self.accuracy:
             extra["accuracy"] = self.accuracy
+        if self.times:
+            extra["latency"] = {name: timing.median for name, timing in self.times.items()}
         return plan_document(self.result) | extra
 
     def _onnx(self, screen: Screen, path: Path) -> float:
@@ -68,11 +72,17 @@ class Package:
                 self.result,
                 path,
                 accuracy=self.accuracy,
+                latency=milliseconds(self.document().get("latency")),
                 command=command(),
                 loader="\n".join(loading(self.network, str(out))),
                 **gather(self.prepared, self.result),
             )
         return []
+
+
+def milliseconds(seconds: dict[str, float] | None) -> dict[str, float]:
+    """Times as the report shows them."""
+    return {name: 1e3 * value for name, value in (seconds or {}).items()}
 
 
 def command() -> str:

@@ -11,7 +11,7 @@ import typer
 from lbyl import LbylError, Plan, Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.files import REPORT, loading
+from lbyl.cli.files import REPORT, loading, milliseconds
 from lbyl.cli.screen import Screen, bold
 from lbyl.models import Network, resolve
 from lbyl.report import write_report, write_tradeoff
@@ -70,6 +70,7 @@ def report(
             result,
             target,
             accuracy=document.get("accuracy"),
+            latency=milliseconds(document.get("latency")),
             comparison=compared and compared.get("rows"),
             command=document.get("command"),
             loader="\n".join(loading(named(network, document), str(directory))),

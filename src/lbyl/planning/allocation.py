@@ -32,6 +32,7 @@ ALONE = 0.6  # units are cut one at a time as in a uniform network of this cost
 BLENDS = {"predicted": (0.5, 1.0), "measured": (0.25, 0.5, 0.75, 1.0)}  # with the uniform one
 DEAR = 4.0  # a unit is dear whose part of the harm is so many times its part of the saving,
 SMALL = 0.1  # and all that are spared together save no more than this of the whole saving
+HALVINGS = 7  # of the range of sizes, where one is looked for
 
 
 @dataclass(frozen=True)
@@ -123,19 +124,39 @@ class Allocator:
         Which allocation is best is found out at that fraction of the cost; its size by bisection.
         """
         best = self.choose(max(target, self._least_fraction()))
-        low, high, fitting = 0.0, 1.0, None
-        for _ in range(6):
-            fraction = (low + high) / 2
-            counts = self._named(best.name, fraction)
-            if counts is None:  # smaller than pruning can make it
-                low = fraction
-            elif time_fraction(counts) <= target:
-                low, fitting = fraction, counts
-            else:
-                high = fraction
+        fitting = self._bisect(best.name, lambda c: time_fraction(c) <= target, largest=True)
         if fitting is None:
             raise LbylError(f"no pruned network takes {target:.0%} of the original's time here")
         return replace(best, counts=fitting)
+
+    def choose_by_forecast(self, target: float, kept: Callable[[Counts], float]) -> Allocation:
+        """The smallest network that is forecast to keep `target` of the original's accuracy.
+
+        Which allocation is best is found out at a size in between; the size itself by bisection.
+        """
+        best = self.choose(max(ALONE, self._least_fraction()))
+        fitting = self._bisect(best.name, lambda c: kept(c) >= target, largest=False)
+        if fitting is None:
+            raise LbylError(
+                f"no pruned network is forecast to keep {target:.1%} of the accuracy: ask for less"
+            )
+        return replace(best, counts=fitting)
+
+    def _bisect(
+        self, name: str, fits: Callable[[Counts], bool], *, largest: bool
+    ) -> dict[str, int] | None:
+        """Of an allocation at several sizes the largest, or the smallest, that fits."""
+        low, high, fitting = 0.0, 1.0, None
+        for step in range(HALVINGS):
+            fraction = (low + high) / 2
+            counts = self._named(name, fraction)
+            fit = counts is not None and fits(counts)
+            fitting = counts if fit else fitting
+            # Sizes that pruning cannot reach lie below all others.
+            above = counts is None or fit == largest
+            low, high = (fraction, high) if above else (low, fraction)
+            self._tell("trying sizes", step + 1, HALVINGS)
+        return fitting
 
     def _named(self, name: str, fraction: float) -> dict[str, int] | None:
         if fraction < self._least_fraction():

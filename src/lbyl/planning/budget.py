@@ -138,7 +138,8 @@ class Sizes:
 class Budget:
     """What may be left of a network, given as exactly one of these.
 
-    `macs`, `params` and `latency` are fractions of the original's; `max_error` is the largest
+    `macs`, `params` and `latency` are fractions of the original's; `keep` is the fraction of its
+    accuracy that the smallest network found is forecast to keep; `max_error` is the largest
     predicted error of a layer. Of several allocations within the budget the one is kept whose
     network diverges least from the original.
     """
@@ -147,6 +148,7 @@ class Budget:
     params: float | None = None
     latency: float | None = None
     max_error: float | None = None
+    keep: float | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in asdict(self).items() if value is not None}

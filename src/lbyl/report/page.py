@@ -16,9 +16,10 @@ from lbyl.report import numbers
 from lbyl.report.charts import Chart, error_chart, kept_chart, looks, ratio_chart, series_names
 from lbyl.report.heatmap import packed
 from lbyl.report.loader import loader_snippet
+from lbyl.restoring.forecast import Forecast
 from lbyl.result import Result
 from lbyl.torchkit.files import whole_file
-from lbyl.torchkit.format import human
+from lbyl.torchkit.format import human, percent
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -151,7 +152,7 @@ def _story(result: Result) -> dict[str, Any]:
 
 def _when(stage: str) -> int:
     """Stages in the order they run, others behind them."""
-    order = ("trace", "images", "collect", "plan", "restore", "refine")
+    order = ("trace", "images", "collect", "plan", "restore", "refine", "forecast")
     return order.index(stage) if stage in order else len(order)
 
 
@@ -175,7 +176,8 @@ def _cards(
     result: Result, accuracy: Mapping[str, float], latency: Mapping[str, Any], rows: Rows
 ) -> list[Card]:
     before, after = result.before, result.after
-    cards = [_accuracy_card(accuracy) or _error_card(rows, result.data)]
+    measured, told = _accuracy_card(accuracy), _forecast_card(result.forecast)
+    cards = [card for card in (told, measured) if card] or [_error_card(rows, result.data)]
     sizes = (
         ("Parameters", before.parameters, after.parameters, human),
         ("Multiply–adds", before.macs, after.macs, human),
@@ -186,6 +188,23 @@ def _cards(
         cards.append(Card(title, show(was), show(now), numbers.change(was, now), fraction))
     timed = _latency_card(latency)
     return [*cards, timed] if timed else cards
+
+
+def _forecast_card(forecast: Forecast | None) -> Card | None:
+    """The first figure: how much accuracy is kept, as far as that is known without labels."""
+    if forecast is None:
+        return None
+    where = f"on {forecast.inputs} {forecast.source} inputs"
+    if forecast.agreement is None:
+        apart = f"squared error of the outputs {where}, relative to their variance"
+        return Card("Difference", "", numbers.short(forecast.divergence), "", None, apart)
+    equal = percent(forecast.agreement)
+    if forecast.kept is None:
+        return Card("Equal answers", "", equal, "", forecast.agreement, where)
+    interval = f"{percent(forecast.low)} to {percent(forecast.high)}"
+    note = f"forecast without labels: {equal} equal answers {where}"
+    kept = percent(forecast.kept)
+    return Card("Accuracy kept", "", f"about {kept}", interval, forecast.kept, note)
 
 
 def _accuracy_card(accuracy: Mapping[str, float]) -> Card | None:
