@@ -9,7 +9,7 @@ fourth is held out, and the images of the step at which those agree best are the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.watch import NormCall, Watch
+from lbyl.torchkit.recording import Recorded, Run
 from lbyl.torchkit.run import Progress, evaluation_mode
 
 STEPS, RATE = 200, 0.05
@@ -61,24 +62,56 @@ def disagreement(seen: Seen) -> Tensor:
 class Pool:
     """Moments of all batches at every BatchNorm, each weighted by its number of images."""
 
-    weights: list[float]
-    moments: list[list[Seen]] = field(default_factory=list)  # of each batch, detached
+    weights: list[Tensor]  # scalars
+    moments: list[list[Tensor]]  # of each batch: a mean and a mean square for every BatchNorm
 
-    def joined(self, batch: int, seen: list[Seen]) -> list[Seen]:
-        """Moments over the whole set, those of one batch as it is now."""
-        made = []
-        for layer, own in enumerate(seen):
-            parts = [own if i == batch else m[layer] for i, m in enumerate(self.moments)]
-            mean = sum(w * p.mean for w, p in zip(self.weights, parts))
-            square = sum(w * p.square for w, p in zip(self.weights, parts))
-            assert isinstance(mean, Tensor) and isinstance(square, Tensor)
-            made.append(Seen(mean, square, own.running_mean, own.running_var))
+    def others(self, batch: int) -> list[Tensor]:
+        """What the other batches give to the moments of the whole set."""
+        made = [torch.zeros_like(m) for m in self.moments[batch]]
+        for i, (weight, moments) in enumerate(zip(self.weights, self.moments)):
+            if i != batch:
+                torch._foreach_add_(made, torch._foreach_mul(moments, weight))
         return made
 
-    def update(self, batch: int, seen: list[Seen]) -> None:
-        self.moments[batch] = [
-            Seen(s.mean.detach(), s.square.detach(), s.running_mean, s.running_var) for s in seen
-        ]
+    def update(self, batch: int, moments: Sequence[Tensor | None]) -> None:
+        for own, new in zip(self.moments[batch], moments):
+            assert new is not None
+            own.copy_(new)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """How far one batch, with the others as they are, leaves BatchNorms from agreeing."""
+
+    model: nn.Module
+    hold: bool  # whether some BatchNorms take no part
+    objective: Callable[[Any], Tensor] | None
+
+    def __call__(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """From images, their weight and the others' moments: the gradient of the images, what
+        every BatchNorm disagrees by, and the moments of these images."""
+        given, weight, *others = inputs
+        images = given.detach().requires_grad_(True)
+        seen, output = _seen(self.model, images)
+        terms = []
+        for own, mean, square in zip(seen, others[::2], others[1::2]):
+            joined = replace(
+                own, mean=weight * own.mean + mean, square=weight * own.square + square
+            )
+            terms.append(disagreement(joined))
+        loss = torch.stack(
+            [t for n, t in enumerate(terms) if not (self.hold and _is_held(n))]
+        ).sum()
+        if self.objective is not None:
+            loss = loss + self.objective(output)
+        # The gradient is asked for the images alone, as large as if they were the set.
+        gradient = torch.autograd.grad(loss, images)[0] / weight
+        return [gradient, torch.stack(terms).detach(), *moments_of(seen)]
+
+
+def moments_of(seen: Sequence[Seen]) -> list[Tensor]:
+    """A mean and a mean square for every BatchNorm, in this order."""
+    return [m.detach() for s in seen for m in (s.mean, s.square)]
 
 
 def invert(
@@ -95,41 +128,40 @@ def invert(
     `objective` is a further loss of the network's output, such as the cross-entropy of classes
     that the images are to be taken for; with one all BatchNorms are matched, for all steps.
     """
-    images = [x.detach().clone().requires_grad_(True) for x in batches]
+    images = [x.detach().clone() for x in batches]
     total = sum(len(x) for x in images)
-    pool = Pool([len(x) / total for x in images])
     with evaluation_mode(model), torch.no_grad():
-        pool.moments = [_seen(model, x)[0] for x in images]
-    if not pool.moments[0]:
+        moments = [moments_of(_seen(model, x)[0]) for x in images]
+    if not moments[0]:
         raise LbylError("data='inversion' needs a network with BatchNorm")
-    hold = objective is None and len(pool.moments[0]) >= FEWEST_NORMS
+    pool = Pool([x.new_tensor(len(x) / total) for x in images], moments)
+    hold = objective is None and len(moments[0]) // 2 >= FEWEST_NORMS
+    match: Run = Matching(model, hold, objective)
+    if objective is None:  # one that is given may be of each batch its own
+        match = Recorded(match)
     optimisers = [torch.optim.Adam([x], lr=rate) for x in images]
     best, least, without_gain = list(batches), float("inf"), 0
     with evaluation_mode(model), torch.enable_grad():
         for step in range(steps):
-            before = [x.detach().clone() for x in images] if hold and step % LOOK == 0 else []
-            left_out = 0.0
+            looking = hold and step % LOOK == 0
+            before = [x.clone() for x in images] if looking else []
             for i, (batch, optimiser) in enumerate(zip(images, optimisers)):
-                seen, output = _seen(model, batch)
-                terms = [disagreement(s) for s in pool.joined(i, seen)]
-                pool.update(i, seen)
-                matched = [t for n, t in enumerate(terms) if not (hold and _is_held(n))]
-                loss = torch.stack(matched).sum()
-                if objective is not None:
-                    loss = loss + objective(output)
-                left_out = sum(float(t.detach()) for n, t in enumerate(terms) if _is_held(n))
-                # The gradient is asked for the images alone, as large as if they were the set.
-                batch.grad = torch.autograd.grad(loss, batch)[0] / pool.weights[i]
+                made = match((batch, pool.weights[i], *pool.others(i)))
+                gradient, terms, *moments_now = made
+                pool.update(i, moments_now)
+                batch.grad = gradient
                 optimiser.step()
             if progress:
                 progress("inverting", step + 1, steps)
-            if hold and step % LOOK == 0:
+            if looking:
+                assert terms is not None
+                left_out = float(terms[HELD_OUT - 1 :: HELD_OUT].sum())
                 without_gain += 1
                 if left_out < least:
                     best, least, without_gain = before, left_out, 0
                 if without_gain >= PATIENCE:
                     break
-    return best if hold else [x.detach() for x in images]
+    return best if hold else images
 
 
 def _is_held(norm: int) -> bool:

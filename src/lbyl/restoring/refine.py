@@ -26,11 +26,12 @@ from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Consumer, Graph
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
-from lbyl.restoring.descent import Adam, Differentiated, requiring_gradients
+from lbyl.restoring.descent import Adam, differentiated, requiring_gradients
 from lbyl.restoring.recalibrate import recalibrate
 from lbyl.surgery.indices import consumers_cut
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.format import counted
+from lbyl.torchkit.recording import Recorded
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.torchkit.tensors import select, tensors
 
@@ -237,11 +238,13 @@ def refine(
                 parameter.copy_(old)
         return False
 
-    gradients = Differentiated(task.loss, parameters)
+    gradients = differentiated(task.loss, parameters)
     rate = RATE * min(1.0, steps / PATIENT) * (first / len(task.consumers)) ** 0.5
     with torch.enable_grad(), requiring_gradients(parameters):
         rates = (rate / SMALLER**i for i in range(TRIES))
-        helped = any(_descend(gradients, r, steps, inputs, improved, progress) for r in rates)
+        helped = any(
+            _descend(gradients, parameters, r, steps, inputs, improved, progress) for r in rates
+        )
     if not helped:
         return Refinement(steps, 0, first, first)
     if second_pass is not None and graph.norms:
@@ -251,7 +254,8 @@ def refine(
 
 
 def _descend(
-    gradients: Differentiated,
+    gradients: Recorded,
+    parameters: Sequence[nn.Parameter],
     rate: float,
     steps: int,
     inputs: Iterator[Inputs],
@@ -259,7 +263,6 @@ def _descend(
     progress: Progress | None,
 ) -> bool:
     """Adam, each tensor at a rate of its own; given up where the first steps do harm."""
-    parameters = gradients.parameters
     rates = [rate * float(p.detach().square().mean().sqrt()) for p in parameters]
     optimiser = Adam(parameters, rates)
     for step in range(steps):
