@@ -31,7 +31,7 @@ from lbyl.planning.ratio import check_ratio, kept_count
 from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
 from lbyl.restoring.error_terms import error_terms, moment_ware
 from lbyl.restoring.forecast import Forecast
-from lbyl.restoring.refine import Refinement, check_steps, own_inputs
+from lbyl.restoring.refine import Refinement, Steps, check_steps, own_inputs
 from lbyl.restoring.refine import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
 from lbyl.restoring.sequential import fit_sequentially
@@ -65,7 +65,7 @@ def compress(
     exclude: Patterns = (),
     residual: bool = False,
     multiple_of: int | None = None,
-    refine: int = 0,
+    refine: Steps = 0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Result:
@@ -87,7 +87,8 @@ def compress(
     channels that additions tie across layers, `multiple_of` rounds kept counts up.
 
     `refine` is a number of gradient steps after the closed form in which kept filters change too,
-    on the same kind of inputs: slower than everything else together, and better.
+    on the same kind of inputs: slower than everything else together, and better. "auto" goes on
+    until inputs that no step has seen stop improving, 1,500 steps at most.
     """
     check_steps(refine)
     check_data(data)
@@ -268,7 +269,7 @@ class Prepared:
         criterion: str | Criterion | None = None,
         method: str | Method = "echo",
         multiple_of: int | None = None,
-        refine: int = 0,
+        refine: Steps = 0,
     ) -> Result:
         """A smaller network and what was done to it; see `lbyl.compress` for the arguments."""
         check_steps(refine)
@@ -340,7 +341,7 @@ class Prepared:
             raise LbylError("sequential=True needs data= of single tensors")
         return len(fit_sequentially(self.model, slim, self.graph, indices, torch.cat(batches)))
 
-    def refine(self, result: Result, steps: int = 100) -> Result:
+    def refine(self, result: Result, steps: Steps = 100) -> Result:
         """The result of a compression of this network, refined further; it is not changed."""
         check_steps(steps)
         start = time.perf_counter()
@@ -353,7 +354,7 @@ class Prepared:
         result = replace(result, model=slim, refinement=done, forecast=forecast)
         return replace(result, seconds=seconds, fallbacks=fallbacks)
 
-    def _refine(self, slim: nn.Module, indices: Mapping[Axis, Tensor], steps: int) -> Refinement:
+    def _refine(self, slim: nn.Module, indices: Mapping[Axis, Tensor], steps: Steps) -> Refinement:
         """Refine a slim model in place, on procedural inputs or on the user's own."""
         second_pass: InputBatches | None = self.fresh.second_pass if self.own is None else None
         if self.own is not None:
@@ -411,7 +412,7 @@ def refine(
     model: nn.Module,
     example_inputs: Inputs,
     result: Result,
-    steps: int = 100,
+    steps: Steps = 100,
     *,
     data: Data | None = None,
     seed: int = 0,
@@ -452,7 +453,7 @@ def check_data(data: Any) -> None:
         raise LbylError(f"data is a {type(data).__name__}: give a tensor or an iterable of batches")
 
 
-def check_data_used(data: Data | None, task: Task, refine: int) -> None:
+def check_data_used(data: Data | None, task: Task, refine: Steps) -> None:
     """Data that nothing would look at are refused: the caller expects them to matter."""
     own = not isinstance(data, (str, int, Statistics))
     if data is None or task.needs_statistics or (refine and own):

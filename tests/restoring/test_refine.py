@@ -252,6 +252,45 @@ def test_running_statistics_follow_the_weights(name: str) -> None:
     assert (refined(images) - wanted).norm() < (plain(images) - wanted).norm()
 
 
+def test_left_to_itself_it_stops_when_inputs_it_has_not_seen_stop_improving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = build("basic"), example("basic")
+    prepared = lbyl.prepare(model, x)
+    monkeypatch.setattr(refine, "ROUNDS", (10, 20, 40))
+    results = {}
+    for enough in (0.0, 0.999999, 0.7):  # after one round, after all of them, in between
+        monkeypatch.setattr(refine, "ENOUGH", enough)
+        results[enough] = prepared.compress(0.5, refine="auto").refinement
+    one, all_of_them, between = results.values()
+    assert one is not None and all_of_them is not None and between is not None
+    assert (one.asked, one.steps) == (10, 10)
+    assert all_of_them.asked == 70 and all_of_them.loss_after < one.loss_after
+    assert 10 <= between.asked <= 70
+    assert between.loss_after >= all_of_them.loss_after
+
+
+def test_a_round_that_does_not_help_is_undone_and_earlier_ones_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = build("basic"), example("basic")
+    prepared = lbyl.prepare(model, x)
+    monkeypatch.setattr(refine, "ROUNDS", (10, 3))
+    monkeypatch.setattr(refine, "ENOUGH", 1.0)
+    once = prepared.compress(0.5, refine=10)
+    usual = refine.Descent.run
+
+    def run(self: refine.Descent, steps: int, first: float) -> float:
+        monkeypatch.setattr(refine, "RATE", 0.03 if steps == 10 else 1e8)
+        return usual(self, steps, first)
+
+    monkeypatch.setattr(refine.Descent, "run", run)
+    twice = prepared.compress(0.5, refine="auto")
+    assert twice.refinement is not None and twice.refinement.asked == 13
+    assert twice.refinement.steps == 10
+    assert same(once.model, twice.model)
+
+
 @pytest.mark.parametrize("steps", [-1, 2.5, True, "many"])
 def test_a_wrong_number_of_steps_is_said(steps: object) -> None:
     model, x = build("chain"), example("chain")

@@ -22,7 +22,7 @@ from lbyl.methods import Method
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.task import DEFAULT_CRITERION, Task
 from lbyl.report.fill import COMPARED, common_statistics, consumer_errors
-from lbyl.restoring.refine import Refinement
+from lbyl.restoring.refine import Refinement, Steps
 from lbyl.statistics.moments import Statistics
 from lbyl.torchkit.format import human
 
@@ -110,7 +110,7 @@ class Trial:
     def task(self) -> Task:
         return parse_task(self.ratio, self.criterion, self.method, self.multiple_of)
 
-    def run(self, prepared: Prepared, refine: int) -> Result:
+    def run(self, prepared: Prepared, refine: Steps) -> Result:
         return prepared.compress(
             self.ratio,
             criterion=self.criterion,

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from lbyl import criteria, methods
+from lbyl.errors import LbylError
 from lbyl.models import zoo
+from lbyl.restoring.refine import check_steps
 
 SOURCES = {
     "torchvision:": lambda: importlib.import_module("torchvision.models").list_models(),
@@ -37,6 +39,16 @@ def complete_method(incomplete: str) -> list[str]:
 def complete_criterion(incomplete: str) -> list[str]:
     """Names of criteria, for the shell."""
     return [name for name in criteria.names() if name.startswith(incomplete)]
+
+
+def parse_steps(text: str) -> Any:
+    """A number of steps of refinement, or the word for as many as help."""
+    steps = int(text) if text.isdecimal() else text
+    try:
+        check_steps(steps)
+    except LbylError as error:
+        raise typer.BadParameter(str(error)) from None
+    return steps
 
 
 Model = Annotated[
@@ -156,8 +168,12 @@ MethodOption = Annotated[
 ]
 Correction = Annotated[str | None, _method(metavar="NAME", help=CORRECTION)]
 Refine = Annotated[
-    int,
-    _method(metavar="STEPS", min=0, help="Gradient steps in which kept filters change too: 100."),
+    Any,
+    _method(
+        metavar="STEPS",
+        parser=parse_steps,
+        help="Gradient steps in which kept filters change too: 100, or auto.",
+    ),
 ]
 Device = Annotated[str, _machine(metavar="NAME", help="cpu, cuda, cuda:1, mps or auto.")]
 Threads = Annotated[int | None, _machine(metavar="N", min=1, help="CPU threads; else all.")]

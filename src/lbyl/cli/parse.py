@@ -15,6 +15,7 @@ from lbyl.cli.errors import UsageError, usage
 from lbyl.methods import Method
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.task import Task
+from lbyl.restoring.refine import Steps
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def parse_task(
         return Task.of(amount, criterion, method, multiple_of)
 
 
-def check_source_used(source: Source, tasks: Sequence[Task], refine: int) -> None:
+def check_source_used(source: Source, tasks: Sequence[Task], refine: Steps) -> None:
     """`--data` that no task would look at is refused before anything is done."""
     data: Any = [] if isinstance(source, OwnImages) else source
     problems = []

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,10 @@ RATE = 0.03  # the first step, in root mean squares of a tensor times the error 
 TRIAL, SMALLER, TRIES = 4, 3, 5  # steps after which to look, and to begin again smaller if they
 HARM = 1.02  # made the loss so much larger: by less, it may be chance
 PATIENT = 100  # with fewer steps than this each is smaller, for there are few to undo its noise
+AUTO = "auto"  # in place of a number of steps: rounds of so many, until one
+ROUNDS, ENOUGH = (100, 200, 400, 800), 0.97  # no longer lowers the loss to this part of it
 ANY_VARIANCE = (1e-6, 1e6)  # trained filters may change the scale of their output
+Steps = int | Literal["auto"]
 OutputCallback = Callable[[str, int, Tensor], None]
 """Called with a consumer's name, the axis its channels lie along, and its output."""
 
@@ -75,7 +78,7 @@ class ConsumerOutputs(Watch):
 class Refinement:
     """What refinement did."""
 
-    asked: int  # steps
+    asked: int  # steps; those that were tried where it was to stop by itself
     steps: int  # that were kept: 0 where they were taken back
     loss_before: float  # on inputs that no step saw
     loss_after: float
@@ -202,7 +205,7 @@ def refine(
     slim: nn.Module,
     graph: Graph,
     indices: Mapping[Axis, Tensor],
-    steps: int,
+    steps: Steps,
     inputs: Iterator[Inputs],
     second_pass: InputBatches | None,
     progress: Progress | None = None,
@@ -215,68 +218,82 @@ def refine(
     if torch.is_inference_mode_enabled():
         raise LbylError("refine= needs gradients: call compress outside of torch.inference_mode()")
     task = Distillation(original, slim, graph, indices, by_batch=second_pass is not None)
-    held = next(inputs)
-    parameters = task.trainable()
-    with torch.no_grad():
-        first = float(task.loss(held))
+    descent = Descent(task, inputs, next(inputs), progress)
+    rounds = (steps,) if isinstance(steps, int) else ROUNDS
+    first = last = descent.loss()
+    asked = taken = 0
     if not math.isfinite(first):
         note("not refined: outputs of the two networks differ by what is not finite")
-        return Refinement(steps, 0, 0.0, 0.0)
-    if not parameters or first == 0:
-        return Refinement(steps, 0, first, first)
-    last = first
-    before = [p.detach().clone() for p in parameters]
-
-    def improved(than: float = 1.0) -> bool:
-        """Whether the steps so far have helped; if not, they are taken back."""
-        nonlocal last
-        with torch.no_grad():
-            last = float(task.loss(held))
-            if last < than * first:  # NaN is not
-                return True
-            for parameter, old in zip(parameters, before):
-                parameter.copy_(old)
-        return False
-
-    gradients = differentiated(task.loss, parameters)
-    rate = RATE * min(1.0, steps / PATIENT) * (first / len(task.consumers)) ** 0.5
-    with torch.enable_grad(), requiring_gradients(parameters):
-        rates = (rate / SMALLER**i for i in range(TRIES))
-        helped = any(
-            _descend(gradients, parameters, r, steps, inputs, improved, progress) for r in rates
-        )
-    if not helped:
-        return Refinement(steps, 0, first, first)
-    if second_pass is not None and graph.norms:
+        return Refinement(sum(rounds), 0, 0.0, 0.0)
+    for count in rounds:
+        asked += count
+        if not descent.parameters or last == 0:
+            break
+        before, last = last, descent.run(count, last)
+        taken += count if last < before else 0
+        if last > ENOUGH * before:
+            break
+    if taken and second_pass is not None and graph.norms:
         with torch.no_grad():
             recalibrate(original, slim, graph, indices, second_pass, 1.0, ANY_VARIANCE)
-    return Refinement(steps, steps, first, last)
+    return Refinement(asked, taken, first, last)
 
 
-def _descend(
-    gradients: Recorded,
-    parameters: Sequence[nn.Parameter],
-    rate: float,
-    steps: int,
-    inputs: Iterator[Inputs],
-    improved: Callable[..., bool],
-    progress: Progress | None,
-) -> bool:
-    """Adam, each tensor at a rate of its own; given up where the first steps do harm."""
-    rates = [rate * float(p.detach().square().mean().sqrt()) for p in parameters]
-    optimiser = Adam(parameters, rates)
-    for step in range(steps):
-        optimiser.step(gradients(next(inputs)), 1 - step / steps)
-        if progress:
-            progress("refining", step + 1, steps)
-        if step + 1 == TRIAL < steps and not improved(HARM):
-            return False
-    return improved()
+@dataclass
+class Descent:
+    """Rounds of steps on the parameters of a student; a round that does not help is undone."""
+
+    task: Distillation
+    inputs: Iterator[Inputs]
+    held: Inputs  # which no step sees
+    progress: Progress | None = None
+
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        return self.task.trainable()
+
+    @cached_property
+    def gradients(self) -> Recorded:
+        return differentiated(self.task.loss, self.parameters)
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """On the inputs held out."""
+        return float(self.task.loss(self.held))
+
+    def run(self, steps: int, first: float) -> float:
+        """The loss after a round of steps, from `first` before it."""
+        rate = RATE * min(1.0, steps / PATIENT) * (first / len(self.task.consumers)) ** 0.5
+        before = [p.detach().clone() for p in self.parameters]
+        with torch.enable_grad(), requiring_gradients(self.parameters):
+            for i in range(TRIES):
+                last = self._descend(rate / SMALLER**i, steps, first)
+                if last is not None and last < first:  # NaN is not
+                    return last
+                with torch.no_grad():
+                    torch._foreach_copy_(list(self.parameters), before)
+        return first
+
+    def _descend(self, rate: float, steps: int, first: float) -> float | None:
+        """Adam, each tensor at a rate of its own; None where the first steps do harm."""
+        rates = [rate * float(p.detach().square().mean().sqrt()) for p in self.parameters]
+        optimiser = Adam(self.parameters, rates)
+        for step in range(steps):
+            optimiser.step(self.gradients(next(self.inputs)), 1 - step / steps)
+            if self.progress:
+                self.progress("refining", step + 1, steps)
+            if step + 1 == TRIAL < steps and not self.loss() < HARM * first:
+                return None
+        return self.loss()
 
 
-def check_steps(steps: int) -> None:
+def check_steps(steps: object) -> None:
+    if steps == AUTO:
+        return
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise LbylError(f"refine is {steps!r}: give a number of steps, 0 for none (100 is plenty)")
+        raise LbylError(
+            f"refine is {steps!r}: give a number of steps (0 for none, 100 is plenty) or 'auto'"
+        )
 
 
 def own_inputs(inputs: InputBatches) -> Iterator[Inputs]:

@@ -17,6 +17,7 @@ from lbyl.planning.criteria import Criterion
 from lbyl.planning.criteria import registry as criteria
 from lbyl.planning.ratio import Ratio
 from lbyl.planning.task import Task
+from lbyl.restoring.refine import Steps
 
 RATIO = "ratio"  # the other kinds of amounts are those of a budget
 
@@ -44,7 +45,7 @@ class Setting:
     exclude: tuple[str, ...] = ()
     residual: bool = False
     multiple_of: int | None = None
-    refine: int = 0
+    refine: Steps = 0
     time: bool = False  # also measure how long a pass takes
     device: str = "cpu"
     threads: int | None = None
