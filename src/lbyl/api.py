@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from lbyl.choosing import Chooser, Judges, Trial
 from lbyl.errors import LbylError
-from lbyl.graph.unit import Axis, Graph
+from lbyl.graph.patterns import listed
+from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
 from lbyl.inputs.loader import own_batches
 from lbyl.latency import compare
 from lbyl.methods import registry as methods_registry
 from lbyl.methods.base import Method
-from lbyl.planning.criteria import Criterion
+from lbyl.planning.criteria import Criterion, first_of_blocks
 from lbyl.planning.criteria import registry as criteria_registry
 from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import check_ratio, kept_count
@@ -41,9 +42,11 @@ from lbyl.statistics.collect import check_complete, check_statistics, collect
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model, cut, sliced
 from lbyl.surgery.indices import complete, kept_indices
+from lbyl.surgery.layout import head_attributes, layouts
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, Progress, device_of
+from lbyl.tracing.heads import names_attention
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
 
 SOURCES = ("procedural", "inversion", "analytic")
@@ -97,7 +100,7 @@ def compress(
     prepared = prepare(
         model,
         example_inputs,
-        include=include,
+        include=[*listed(include), *attention_patterns(ratio)],
         exclude=exclude,
         residual=residual,
         data=data,
@@ -107,6 +110,13 @@ def compress(
     return prepared.compress(
         ratio, criterion=criterion, method=method, multiple_of=multiple_of, refine=refine
     )
+
+
+def attention_patterns(ratio: Amount | None) -> list[str]:
+    """Patterns of units of attention among the ratios given, or in a plan: those are asked for."""
+    if isinstance(ratio, Plan):
+        return [name for name in ratio.kept if names_attention(name)]
+    return [p for p in ratio if names_attention(p)] if isinstance(ratio, Mapping) else []
 
 
 def prepare(
@@ -256,8 +266,13 @@ class Prepared:
     def _time_fraction(self, left: Mapping[str, int]) -> float:
         """Measured time of the network with so many channels, over that of the original."""
         graph = self.graph
-        kept = {n: complete(graph, graph[n], torch.arange(count)) for n, count in left.items()}
-        slim = cut(self.model, sliced(self.model, kept_indices(graph, kept)))
+
+        def first(unit: Unit, count: int) -> Tensor:
+            return first_of_blocks(torch.arange(unit.channels), count, unit)
+
+        kept = {n: complete(graph, graph[n], first(graph[n], c)) for n, c in left.items()}
+        values = sliced(self.model, kept_indices(graph, kept)) | layouts(graph, kept)
+        slim = cut(self.model, values, head_attributes(self.model, graph, kept))
         models = {"original": self.model, "slim": slim}
         timed = compare(models, self.example_inputs, device_of(self.model))
         return timed["slim"].median / timed["original"].median
@@ -387,7 +402,7 @@ class Prepared:
         for name, weights in unit_weights(self.graph, self.model).items():
             channels = self.graph[name].channels
             for ratio in ratios:
-                count = kept_count(channels, ratio)
+                count = kept_count(channels, ratio, blocks=self.graph[name].blocks)
                 by_criterion = chosen.select(weights, count, statistics)
                 for method in resolved:
                     kept = method.select(weights, count) if method.chooses else by_criterion

@@ -20,6 +20,7 @@ from lbyl.planning.budget import Budget, Sizes, curves, unit_influence, within_e
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import counts as ratio_counts
+from lbyl.planning.ratio import steps_of
 from lbyl.planning.task import Task, make_plan
 from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.forecast import Forecaster
@@ -206,7 +207,7 @@ class Chooser:
         """The best allocation within a budget."""
         assert self.statistics is not None
         by_unit = curves(self.model, self.graph, self.statistics)
-        multiple_of = self.task.multiple_of
+        multiple_of = steps_of(self.graph, self.task.multiple_of)
         if budget.max_error is not None:
             return Allocation(within_error(by_unit, budget.max_error, multiple_of), "max_error")
         sizes = Sizes(self.graph)

@@ -12,9 +12,12 @@ from lbyl.errors import LbylError
 from lbyl.planning.plan import Plan
 from lbyl.result import Result
 from lbyl.surgery.cut import weightless_copy
+from lbyl.surgery.layout import present_attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.files import read_json, read_tensors, whole_directory, write_json, write_tensors
-from lbyl.torchkit.tensors import replace_tensors, tensors
+from lbyl.torchkit.masked import can_be_masked
+from lbyl.torchkit.tensors import is_layout, replace_tensors, tensors
+from lbyl.tracing.heads import names_attention
 
 MODEL, PLAN = "model.safetensors", "plan.json"
 
@@ -31,7 +34,9 @@ def save(result: Result, directory: str | Path) -> Path:
 def plan_document(result: Result) -> dict[str, Any]:
     """What plan.json holds: the plan, the original sizes, and what came of it."""
     shapes = {name: list(shape) for name, shape in result.graph.shapes.items()}
-    return {**result.plan.to_dict(), "shapes": shapes, "result": result.to_dict(plan=False)}
+    document = {**result.plan.to_dict(), "shapes": shapes, "result": result.to_dict(plan=False)}
+    attributes = present_attributes(result.model, result.graph, result.plan.kept)
+    return {**document, "attributes": attributes} if attributes else document
 
 
 def load(directory: str | Path, model: nn.Module) -> nn.Module:
@@ -47,9 +52,11 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     values, _ = read_tensors(path / MODEL)
     _check_original(model, document.get("shapes", {}))
     _check_fits(model, values, plan)
+    attributes = _checked_attributes(model, document.get("attributes", {}))
     before = _shell(model)
     replace_tensors(model, values)
     refit_attributes(model, before)
+    set_attributes(model, attributes)
     return model
 
 
@@ -76,7 +83,7 @@ def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> N
     here = tensors(model)
     missing = [name for name in here if name not in values]
     # A bias may be new: restoration writes one where a consumer had none.
-    extra = [n for n in values if n not in here and not _is_new_bias(model, n)]
+    extra = [n for n in values if n not in here and not _is_new(model, n)]
     if missing or extra:
         names = ", ".join((missing + extra)[:4])
         raise LbylError(f"the saved model does not belong to this network: {names} do not match")
@@ -92,14 +99,33 @@ def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> N
     # How many channels a unit has says nothing of the layer it is named after: several layers may
     # make them, or each row a part of one.
     for name in plan.channels:
-        if f"{name}.weight" not in here and name not in here:
+        held = names_attention(name) or f"{name}.weight" in here or name in here
+        if not held:
             raise LbylError(f"the plan prunes {name!r}, which this network does not have")
 
 
-def _is_new_bias(model: nn.Module, name: str) -> bool:
+def _checked_attributes(model: nn.Module, given: Any) -> dict[str, dict[str, int]]:
+    """Numbers of heads by module, each of an attribute that the module has."""
+    modules = dict(model.named_modules())
+    wrong = LbylError("the plan's 'attributes' must be whole numbers of modules of this network")
+    if not isinstance(given, Mapping):
+        raise wrong
+    for module, values in given.items():
+        if module not in modules or not isinstance(values, Mapping):
+            raise wrong
+        for name, value in values.items():
+            if type(value) is not int or type(getattr(modules[module], name, None)) is not int:
+                raise wrong
+    return {module: dict(values) for module, values in given.items()}
+
+
+def _is_new(model: nn.Module, name: str) -> bool:
+    """Whether a cut can have added a tensor of this name."""
     owner, _, last = name.rpartition(".")
     try:
         module = model.get_submodule(owner)
     except AttributeError:
         return False
+    if is_layout(name):
+        return can_be_masked(module) or isinstance(module, nn.MultiheadAttention)
     return last == "bias" and "bias" in module._parameters

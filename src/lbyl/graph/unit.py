@@ -75,7 +75,8 @@ class Consumer:
     output_axis: int
     norm: Norm | None  # the BatchNorm right behind it, which takes the corrections
     kind: str
-    channel: Tensor = field(repr=False)  # for every input column its channel, −1 where fixed
+    channel: Tensor = field(repr=False)  # for every input column its channel, −1 where fixed;
+    # (columns, 2) where it belongs to a channel and, besides, to an attention head
     calls: int = 1
 
     def flattened_columns(self) -> Tensor | None:
@@ -83,13 +84,33 @@ class Consumer:
 
         None where a column belongs to no channel, or channels differ in their number of columns.
         """
-        if bool((self.channel < 0).any()):
+        if self.channel.dim() > 1 or bool((self.channel < 0).any()):
             return None
         order = torch.argsort(self.channel, stable=True)
         _, counts = torch.unique(self.channel, return_counts=True)
         if len(counts) == len(self.channel) or bool((counts != counts[0]).any()):
             return None
         return order.reshape(len(counts), -1)
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """The attention that a unit is part of.
+
+    `query` and `key` are (heads, channels): indices along the output axis of the weights named
+    beside them.
+    """
+
+    module: str  # that holds the layers
+    called_in: tuple[str, ...]  # modules that make the products
+    products: tuple[tuple[str, int], ...]  # function and number of its call: queries times keys
+    query: Tensor
+    key: Tensor
+    query_weight: str
+    key_weight: str
+    plain: bool  # nothing but moving and scaling lies between the layers and the product
+    # Of `nn.MultiheadAttention`: heads, channels of queries, of values, and before any were pruned.
+    sizes: tuple[int, int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +125,15 @@ class Unit:
     between: tuple[str, ...]  # channel-wise layers with parameters, sliced along
     path: tuple[str, ...]  # names of the calls between producer and first consumer
     residual: bool = False  # additions tie its channels across layers
+    kind: str = "channels"  # or a part of attention: "heads", "qk", "v"
+    block: Tensor | None = field(default=None, repr=False)  # (m,): of each block as many are kept
+    masked: bool = False  # what surrounds its layers keeps its size: pruned rows are zeros there
+    attention: AttentionRows | None = field(default=None, repr=False)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks its channels form, which stay equal in size."""
+        return 1 if self.block is None else int(self.block.max()) + 1
 
     @property
     def range(self) -> range:
@@ -111,24 +141,34 @@ class Unit:
 
     def owns(self, channel: Tensor) -> Tensor:
         """(n,): whether each index of an axis, given by its channel, belongs to this unit."""
-        return (channel >= self.start) & (channel < self.range.stop)
+        return self.local(channel) >= 0
+
+    def local(self, channel: Tensor) -> Tensor:
+        """(n,): for each index of an axis its channel counted within this unit, −1 for none."""
+        inside = (channel >= self.start) & (channel < self.range.stop)
+        local = torch.where(inside, channel - self.start, -1)
+        return local if channel.dim() == 1 else local.amax(1)
 
     def positions(self, channel: Tensor) -> Tensor:
         """Indices of an axis that belong to this unit, ordered by channel, then by index."""
-        owned = torch.nonzero(self.owns(channel)).reshape(-1)
-        return owned[torch.argsort(channel[owned], stable=True)]
+        local = self.local(channel)
+        owned = torch.nonzero(local >= 0).reshape(-1)
+        return owned[torch.argsort(local[owned], stable=True)]
 
     def slice_counts(self, channel: Tensor) -> Tensor:
         """(m,): how many indices of an axis belong to each of this unit's channels."""
-        owned = channel[self.owns(channel)]
-        return torch.bincount(owned - self.start, minlength=self.channels)
+        local = self.local(channel)
+        return torch.bincount(local[local >= 0], minlength=self.channels)
 
     def __str__(self) -> str:
         made = " + ".join(p.name for p in self.producers)
         through = " → ".join(self.path) or "nothing"
-        lines = [f"{self.name}: {self.channels} channels", f"  made by    {made}"]
+        what = f"{self.channels} {'heads' if self.kind == 'heads' else 'channels'}"
+        what += f", equally many of {self.blocks} blocks" if self.blocks > 1 else ""
+        lines = [f"{self.name}: {what}", f"  made by    {made}"]
         lines += [f"  sliced     {', '.join(self.between)}"] if self.between else []
-        lines += [f"  through    {through}", f"  read by    {', '.join(self.consumers)}"]
+        read = ", ".join(self.consumers) or "the product of queries and keys"
+        lines += [f"  through    {through}", f"  read by    {read}"]
         return "\n".join(lines)
 
 
@@ -187,6 +227,8 @@ class Graph:
             owner[unit.start : unit.range.stop] = i
         parts: dict[str, dict[str, Tensor]] = {}
         for (name, _), channel in self.axes.items():
+            if channel.dim() > 1:  # beside heads, of which some stay as well as of the channels
+                continue
             index = owner[channel.clamp(max=len(owner) - 1)]  # −1: no channel, so always kept
             if bool((index < 0).any()):
                 continue
@@ -204,7 +246,7 @@ class Graph:
         None where it reads some of them more often than others.
         """
         positions = unit.positions(consumer.channel)
-        _, counts = torch.unique(consumer.channel[positions], return_counts=True)
+        _, counts = torch.unique(unit.local(consumer.channel)[positions], return_counts=True)
         if bool((counts != counts[:1]).any()):
             return None
         return positions.reshape(len(counts), -1)

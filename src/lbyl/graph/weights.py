@@ -22,7 +22,7 @@ def by_channel(tensor: Tensor, axis: int, channel: Tensor, unit: Unit) -> Tensor
     """
     rows = tensor.detach().movedim(axis, 0).reshape(tensor.shape[axis], -1)
     positions = unit.positions(channel)
-    owner = channel[positions] - unit.start
+    owner = unit.local(channel)[positions]
     counts = torch.bincount(owner, minlength=unit.channels)
     if len(positions) and bool((counts == counts[0]).all()):  # the usual case, and it fills nothing
         if not torch.equal(positions, torch.arange(len(rows))):

@@ -67,6 +67,7 @@ class Method(Named):
     chooses: ClassVar[bool] = False  # the method picks the kept channels itself
     source: ClassVar[str] = "procedural"  # of its statistics, or "analytic": weights alone
     by_unit: ClassVar[bool] = True  # one delivery matrix a unit is what is written
+    restores_products: ClassVar[bool] = False  # of queries and keys, fitted on their moments
     restores_duplicates: ClassVar[bool] = False  # a pruned channel equal to a kept one, exactly
 
     def __post_init__(self) -> None:
@@ -120,7 +121,8 @@ class Method(Named):
 
 def _present(consumer: Consumer, unit: Unit) -> Tensor:
     """Which of a unit's channels a consumer reads, by their index in the unit, ascending."""
-    return torch.unique(consumer.channel[unit.owns(consumer.channel)]) - unit.start
+    local = unit.local(consumer.channel)
+    return torch.unique(local[local >= 0])
 
 
 registry: Registry[Method] = Registry("method")

@@ -36,6 +36,7 @@ class Echo(Method):
 
     needs_statistics: ClassVar[bool] = True
     by_unit: ClassVar[bool] = False
+    restores_products: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from lbyl.errors import LbylError
 from lbyl.planning.budget import Curve, bisect_prices, least_kept, prices
+from lbyl.planning.ratio import Steps, rounded_up, step_of
 
 Counts = Mapping[str, int]
 """Unit → channels that stay."""
@@ -69,7 +70,7 @@ def blended(one: Direction, other: Direction, weight: float) -> dict[str, float]
 
 
 def fit(
-    direction: Direction, channels: Counts, cost: Cost, budget: float, multiple_of: int | None
+    direction: Direction, channels: Counts, cost: Cost, budget: float, multiple_of: Steps
 ) -> dict[str, int] | None:
     """The counts where a direction, gone far enough, first meets the budget; None: nowhere."""
 
@@ -78,7 +79,7 @@ def fit(
         for name, size in channels.items():
             left = math.floor(size * (1 - scale * direction.get(name, 0.0)) + 1e-9)
             left = max(left, least_kept(size))
-            made[name] = min(size, -(-left // multiple_of) * multiple_of if multiple_of else left)
+            made[name] = min(size, rounded_up(left, step_of(multiple_of, name)))
         return made
 
     positive = [fraction for fraction in direction.values() if fraction > 0]
@@ -102,7 +103,7 @@ class Allocator:
     cost: Cost
     whole: Score  # of the network as it would come out
     alone: Score  # cheaper, for one unit cut alone
-    multiple_of: int | None = None
+    multiple_of: Steps = None
     progress: Callable[[str, int, int], None] | None = None
     measured: dict[str, Sensitivity] = field(default_factory=dict)  # filled when first needed
 

@@ -19,6 +19,8 @@ from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Graph, Producer, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.planning.elimination import EchoCriterion, consumer_view
+from lbyl.planning.grouped import group_views
+from lbyl.planning.ratio import Steps, rounded_up, step_of
 from lbyl.statistics.moments import Statistics
 from lbyl.torchkit.tensors import tensors
 
@@ -49,7 +51,10 @@ def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, 
         order = EchoCriterion().order(weights[unit.name], statistics)
         view = consumer_view(weights[unit.name], statistics)
         total = 1.0
-        if view is not None:
+        if unit.kind != "channels":
+            views = group_views(weights[unit.name], statistics)
+            total = max(sum(v.total for v in views), 1e-30) if views else 1.0
+        elif view is not None:
             total = float((view.weight * view.covariance).sum().clamp(min=1e-30))
         costs = torch.tensor([0.0, *(cost for _, cost in order)], dtype=torch.float64)
         error = (costs.clamp(min=0).cumsum(0) / total).clamp(max=1.0)
@@ -105,9 +110,9 @@ class Sizes:
         self._owned: dict[Axis, dict[str, float]] = {}
         starts = torch.tensor([u.start for u in graph.units] or [0])
         for axis, channel in graph.axes.items():
-            unit_index = torch.searchsorted(starts, channel.clamp(min=0), right=True) - 1
             per_unit: dict[str, float] = {}
-            for i in torch.unique(unit_index[channel >= 0]).tolist():
+            index = torch.searchsorted(starts, channel.clamp(min=0).contiguous(), right=True) - 1
+            for i in torch.unique(index[channel >= 0]).tolist():
                 unit = graph.units[i]
                 mine = int(unit.owns(channel).sum())
                 if mine:
@@ -119,11 +124,14 @@ class Sizes:
         """Elements of a parameter when `counts` channels of each unit are kept."""
         total = 1.0
         for axis, size in enumerate(self.graph.shapes[name]):
-            pruned = sum(
-                (self.units[u].channels - counts[u]) * each
-                for u, each in self._owned.get((name, axis), {}).items()
-            )
-            total *= size - pruned
+            pruned, heads = 0.0, 1.0
+            for u, each in self._owned.get((name, axis), {}).items():
+                unit = self.units[u]
+                if unit.kind == "heads":  # takes its part of what else is left on the axis
+                    heads -= (unit.channels - counts[u]) * each / size
+                else:
+                    pruned += (unit.channels - counts[u]) * each
+            total *= (size - pruned) * heads
         return round(total)
 
     def macs(self, counts: Mapping[str, int]) -> int:
@@ -167,10 +175,10 @@ def least_kept(channels: int) -> int:
 
 
 def within_error(
-    curves: Mapping[str, Curve], max_error: float, multiple_of: int | None
+    curves: Mapping[str, Curve], max_error: float, multiple_of: Steps
 ) -> dict[str, int]:
     """Unit → channels that stay when no unit's predicted error passes a limit."""
-    return {n: _kept(c, c.error[1:], max_error, multiple_of) for n, c in curves.items()}
+    return {n: _kept(c, c.error[1:], max_error, step_of(multiple_of, n)) for n, c in curves.items()}
 
 
 def prices(
@@ -188,9 +196,7 @@ def _kept(curve: Curve, price: Tensor, limit: float, multiple_of: int | None) ->
     """Channels kept when every removal priced under the limit is made."""
     channels = len(curve.error)
     count = max(least_kept(channels), channels - int((price <= limit).sum()))
-    if multiple_of:
-        count = -(-count // multiple_of) * multiple_of
-    return min(channels, count)
+    return min(channels, rounded_up(count, multiple_of))
 
 
 def bisect_prices(
@@ -198,12 +204,12 @@ def bisect_prices(
     prices: Mapping[str, Tensor],
     measure: Callable[[Mapping[str, int]], int],
     budget: float,
-    multiple_of: int | None,
+    multiple_of: Steps,
 ) -> dict[str, int]:
     """The lowest price limit at which the network fits the budget."""
 
     def counts(limit: float) -> dict[str, int]:
-        return {n: _kept(c, prices[n], limit, multiple_of) for n, c in curves.items()}
+        return {n: _kept(c, prices[n], limit, step_of(multiple_of, n)) for n, c in curves.items()}
 
     every = torch.cat(list(prices.values())).clamp(min=0).sort().values
     low, high = -1, len(every) - 1
@@ -225,7 +231,7 @@ def _between(
     under: Mapping[str, int],
     measure: Callable[[Mapping[str, int]], int],
     budget: float,
-    multiple_of: int | None,
+    multiple_of: Steps,
 ) -> dict[str, int]:
     """As close to the budget as a mixture of two neighbouring allocations comes.
 
@@ -235,8 +241,7 @@ def _between(
     for _ in range(12):
         fraction = (low + high) / 2
         tried = {n: under[n] + int(fraction * (over[n] - under[n])) for n in under}
-        if multiple_of:
-            tried = {n: min(over[n], -(-t // multiple_of) * multiple_of) for n, t in tried.items()}
+        tried = {n: min(over[n], rounded_up(t, step_of(multiple_of, n))) for n, t in tried.items()}
         if measure(tried) <= budget:
             best, low = tried, fraction
         else:

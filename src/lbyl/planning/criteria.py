@@ -13,6 +13,7 @@ from torch import Tensor
 from lbyl.torchkit.registry import Named, Registry
 
 if TYPE_CHECKING:
+    from lbyl.graph.unit import Unit
     from lbyl.graph.weights import UnitWeights
     from lbyl.statistics.moments import Statistics
 
@@ -31,8 +32,18 @@ class Criterion(Named):
 
     def select(self, weights: UnitWeights, count: int, statistics: Statistics | None) -> Tensor:
         """The indices of the `count` kept channels, ascending."""
-        order = torch.argsort(self.score(weights), descending=True, stable=True)
-        return order[:count].sort().values.cpu()
+        order = torch.argsort(self.score(weights), descending=True, stable=True).cpu()
+        return first_of_blocks(order, count, weights.unit)
+
+
+def first_of_blocks(order: Tensor, count: int, unit: Unit) -> Tensor:
+    """The first `count` channels of an order, ascending; of each block equally many."""
+    if unit.block is None:
+        return order[:count].sort().values
+    blocks = unit.block[order]
+    each = count // unit.blocks
+    kept = [order[blocks == b][:each] for b in range(unit.blocks)]
+    return torch.cat(kept).sort().values
 
 
 registry: Registry[Criterion] = Registry("criterion")

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.graph.weights import UnitWeights, as_matrix
-from lbyl.planning.criteria import Criterion, register
+from lbyl.planning.criteria import Criterion, first_of_blocks, register
+from lbyl.planning.grouped import eliminate_groups, group_views
 from lbyl.statistics.moments import Statistics
 from lbyl.statistics.solve import RIDGE, ridge_inverse
 from lbyl.statistics.units import measured_consumers
@@ -143,11 +144,9 @@ class EchoCriterion(Criterion):
     def select(self, weights: UnitWeights, count: int, statistics: Statistics | None) -> Tensor:
         if statistics is None:
             raise LbylError("criterion 'echo' needs statistics, and none were collected")
-        order = self.order(weights, statistics)
-        pruned = [j for j, _ in order[: weights.unit.channels - count]]
-        kept = torch.ones(weights.unit.channels, dtype=torch.bool)
-        kept[pruned] = False
-        return torch.nonzero(kept).reshape(-1)
+        order = [j for j, _ in self.order(weights, statistics)]
+        last = [j for j in range(weights.unit.channels) if j not in set(order)]
+        return first_of_blocks(torch.tensor((order + last)[::-1]), count, weights.unit)
 
     def order(self, weights: UnitWeights, statistics: Statistics) -> Order:
         """All removals of a unit but the last channel's, with their costs; worked out once."""
@@ -163,6 +162,11 @@ class EchoCriterion(Criterion):
             return
         waiting: dict[tuple[int, torch.device], list[UnitWeights]] = {}
         for unit in units:
+            if unit.unit.kind != "channels" and self._key(unit) not in statistics.orders:
+                views = group_views(unit, statistics)
+                if views:
+                    order = eliminate_groups(views, unit.unit.channels)
+                    statistics.orders[self._key(unit)] = order
             if self._key(unit) not in statistics.orders:
                 waiting.setdefault((unit.unit.channels, unit.device), []).append(unit)
         for (channels, _), alike in waiting.items():

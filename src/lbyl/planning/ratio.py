@@ -14,12 +14,36 @@ Ratio = float | Mapping[str, float]
 """The fraction of channels pruned: one number, or layer-name patterns with a number each."""
 
 
-def kept_count(channels: int, ratio: float, multiple_of: int | None = None) -> int:
-    """floor(m(1 − ratio)), at least one; rounded up to a multiple where one is asked for."""
-    count = max(1, math.floor(channels * (1 - ratio) + 1e-9))
-    if multiple_of:
-        count = math.ceil(count / multiple_of) * multiple_of
-    return min(channels, count)
+Steps = int | Mapping[str, int] | None
+"""Kept counts are rounded up to multiples: of one number for all units, or of one for each."""
+
+
+def kept_count(channels: int, ratio: float, multiple_of: int | None = None, blocks: int = 1) -> int:
+    """floor(m(1 − ratio)), at least one; rounded up to a multiple where one is asked for.
+
+    All of that for each of a unit's blocks, of which equally many channels are kept.
+    """
+    size = channels // blocks
+    count = max(1, math.floor(size * (1 - ratio) + 1e-9))
+    return blocks * min(size, rounded_up(count, multiple_of))
+
+
+def rounded_up(count: int, multiple_of: int | None) -> int:
+    """The next multiple, where one is asked for."""
+    return math.ceil(count / multiple_of) * multiple_of if multiple_of else count
+
+
+def steps_of(graph: Graph, multiple_of: int | None) -> dict[str, int]:
+    """Unit → the number that a multiple of is kept: heads go one by one, blocks all alike."""
+    return {
+        unit.name: unit.blocks * (1 if unit.kind == "heads" else multiple_of or 1)
+        for unit in graph.units
+    }
+
+
+def step_of(steps: Steps, name: str) -> int | None:
+    """The number that a multiple of is kept of a unit, None where any number is."""
+    return steps.get(name) if isinstance(steps, Mapping) else steps
 
 
 def ratio_of(unit: Unit, ratio: Ratio) -> float:
@@ -58,7 +82,12 @@ def counts(graph: Graph, ratio: Ratio, multiple_of: int | None = None) -> dict[s
     check_ratio(graph, ratio)
     check_multiple(multiple_of)
     return {
-        unit.name: kept_count(unit.channels, ratio_of(unit, ratio), multiple_of)
+        unit.name: kept_count(
+            unit.channels,
+            ratio_of(unit, ratio),
+            None if unit.kind == "heads" else multiple_of,
+            unit.blocks,
+        )
         if ratio_of(unit, ratio) > 0
         else unit.channels
         for unit in graph.units

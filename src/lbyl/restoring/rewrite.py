@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
-from lbyl.graph.unit import Consumer, Graph, Unit
+from lbyl.graph.unit import Axis, Consumer, Graph, Unit
 from lbyl.graph.weights import UnitWeights, as_matrix, from_matrix, unit_weights
 from lbyl.methods.base import Delivery, Method, Rewrite, identity_rows
 from lbyl.planning.plan import Plan
 from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
+from lbyl.restoring.products import rewritten_products
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import consumers_cut, kept_along, kept_indices, kept_mask, take
+from lbyl.surgery.layout import head_attributes, layouts
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.run import Progress
 from lbyl.torchkit.tensors import can_take_bias, is_finite, tensors
@@ -41,10 +43,12 @@ class Restoration:
     deliveries: dict[str, Delivery]  # unit → what was delivered, where one matrix describes it
     weights: dict[str, UnitWeights]
     consumers: dict[str, Written]
+    products: dict[str, float] = field(default_factory=dict)  # unit → error of its logits
 
     def error_of(self, unit: Unit) -> float | None:
         """The largest error at the outputs of a unit's consumers, None where none was measured."""
         errors = [self.consumers[c].error for c in unit.consumers if c in self.consumers]
+        errors += [self.products.get(unit.name)]
         return max((e for e in errors if e is not None), default=None)
 
 
@@ -65,11 +69,11 @@ def restore(
     deliveries = {
         n: _delivery(method, weights[n], k, statistics)
         for n, k in kept.items()
-        if method.by_unit or not _all_measured(graph[n], statistics)
+        if graph[n].consumers and (method.by_unit or not _all_measured(graph[n], statistics))
     }
     indices = kept_indices(graph, kept)
     mask = kept_mask(graph, kept)
-    values = sliced(model, indices)
+    values = {**sliced(model, indices), **layouts(graph, kept)}
     channel_cut = ChannelCut(graph, kept, deliveries, mask)
     state = tensors(model)
     merged = _as_held(channel_cut.merged(state), state)
@@ -78,6 +82,9 @@ def restore(
         deliveries = {n: _nothing(weights[n], k) for n, k in kept.items() if n in deliveries}
         channel_cut, merged = replace(channel_cut, deliveries=deliveries), {}
     values |= merged
+    products = {}
+    if method.restores_products and statistics is not None:
+        products = _products(graph, kept, statistics, state, indices, values)
     written: dict[str, Written] = {}
     cut_consumers = consumers_cut(graph, indices)
     for step, consumer in enumerate(cut_consumers):
@@ -102,7 +109,34 @@ def restore(
             progress("solving", step + 1, len(cut_consumers))
     # Of units whose consumers are all solved on their own the matrix by channel is not written.
     reported = deliveries if method.by_unit else {}
-    return Restoration(cut(model, values), reported, weights, written)
+    slim = cut(model, values, head_attributes(model, graph, kept))
+    return Restoration(slim, reported, weights, written, products)
+
+
+def _products(
+    graph: Graph,
+    kept: Mapping[str, Tensor],
+    statistics: Statistics,
+    state: Mapping[str, Tensor],
+    indices: Mapping[Axis, Tensor],
+    values: dict[str, Tensor],
+) -> dict[str, float]:
+    """Write queries and keys of fewer channels into `values`; unit → error of its logits."""
+    errors: dict[str, float] = {}
+    full: dict[str, Tensor] = {}
+    for name, indices_kept in kept.items():
+        moments = statistics.products.get(name)
+        if graph[name].kind != "qk" or moments is None:
+            continue
+        with at(name):
+            changed = {**state, **full}
+            new, errors[name] = rewritten_products(
+                graph, graph[name], indices_kept, moments, changed
+            )
+        full |= new
+    for name, value in full.items():
+        values[name] = take(value, name, indices).to(state[name].dtype)
+    return errors
 
 
 def silencing(
@@ -111,11 +145,12 @@ def silencing(
     """Values, in full size, under which `model` computes what the cut network would.
 
     Pruned channels are still made, but nobody reads them. Cheaper than to cut where little changes.
-    None where only a cut network can tell: kept channels become mixtures, or a bias is added.
+    None where only a cut network can tell: kept channels become mixtures, a bias is added, or no
+    layer reads them.
     """
     weights = unit_weights(graph, model)
     kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
-    if method.by_unit:
+    if method.by_unit or any(graph[n].kind == "qk" for n in kept):
         return None
     deliveries = {
         n: _delivery(method, weights[n], k, statistics)

@@ -181,7 +181,7 @@ def _assembled(
     known_inputs = torch.zeros(len(channel), dtype=torch.bool)
     for unit in units:
         positions = unit.positions(channel)
-        owner = (channel[positions] - unit.start).to(like.device)
+        owner = unit.local(channel)[positions].to(like.device)
         known_inputs |= unit.owns(channel)
         at = positions.to(like.device)
         mean[at] = known[unit.name].mean.to(like)[owner]

@@ -12,19 +12,28 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
-from lbyl.graph.unit import Consumer, Graph
+from lbyl.graph.unit import Consumer, Graph, Unit
 from lbyl.graph.watch import LayerCall, Watch
 from lbyl.inputs.batches import InputBatches
 from lbyl.statistics.moments import TAPS, Moments, Statistics
+from lbyl.statistics.products import (
+    FUNCTIONS,
+    ProductSums,
+    allowed_keys,
+    pairs_of,
+    query_and_key,
+)
 from lbyl.statistics.running_stats import match_running_stats
 from lbyl.statistics.samples import Geometry, patches_of, thin
 from lbyl.statistics.solve import gram
 from lbyl.torchkit.fallbacks import at, note, noting
+from lbyl.torchkit.intercept import Function
 from lbyl.torchkit.run import Progress, call_model, evaluation_mode
 from lbyl.torchkit.tensors import is_finite, tensors
 
@@ -103,6 +112,36 @@ class Collector(Watch):
         super().__init__(model, [a.consumer for a in accumulators.values()], by_batch)
         self.accumulators = accumulators
         self.generator = torch.Generator().manual_seed(seed)
+        self.products: dict[tuple[str, int], tuple[Unit, ProductSums]] = {}
+        self.calls: dict[str, int] = {}  # of products so far, in one run
+
+    def watch_products(self, unit: Unit, sums: ProductSums) -> None:
+        """Also add up what queries and keys make, wherever this unit's are multiplied."""
+        assert unit.attention is not None
+        self.products |= dict.fromkeys(unit.attention.products, (unit, sums))
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        if self.products and name in FUNCTIONS:
+            number = self.calls.get(name, 0)
+            self.calls[name] = number + 1
+            if (name, number) in self.products:
+                self._gather_products(*self.products[name, number], name, args, kwargs)
+        return super().on_call(func, args, kwargs)
+
+    def _gather_products(
+        self, unit: Unit, sums: ProductSums, name: str, args: tuple[Any, ...], kwargs: Any
+    ) -> None:
+        assert unit.attention is not None
+        heads, width = unit.attention.query.shape
+        pair = query_and_key(name, args, kwargs, heads, width)
+        if pair is None:
+            return
+        kernel = name == "scaled_dot_product_attention"
+        shape = torch.Size((pair[0].shape[2], pair[1].shape[2]))
+        mask = allowed_keys(args, kwargs, shape) if kernel else None
+        scale = kwargs.get("scale") or width**-0.5
+        sums.add(*pair, mask, scale if kernel else width**-0.5, self.generator)
 
     def before_layer(self, consumer: Consumer, call: LayerCall) -> None:
         into = self.accumulators[consumer.name]
@@ -189,8 +228,16 @@ def collect_moments(
     }
     start = time.perf_counter()
     collector = Collector(model, accumulators, inputs.batch_statistics, seed)
+    sums = {
+        unit.name: ProductSums(pairs_of(graph, unit), unit.attention.plain)
+        for unit in graph.units
+        if unit.kind == "qk" and unit.attention is not None
+    }
+    for name in sums:
+        collector.watch_products(graph[name], sums[name])
     with evaluation_mode(model), torch.no_grad():
         for step, batch in enumerate(inputs.batches):
+            collector.calls.clear()
             with collector:
                 call_model(model, batch)
             if progress:
@@ -202,7 +249,9 @@ def collect_moments(
                 note("it has no statistics: its inputs are not finite")
             del moments[name]
     seconds = {**inputs.seconds, "collect": time.perf_counter() - start}
-    return Statistics(moments, inputs.source, seconds)
+    products = {name: s.moments() for name, s in sums.items()}
+    measured_products = {name: m for name, m in products.items() if m is not None}
+    return Statistics(moments, inputs.source, seconds, products=measured_products)
 
 
 def _accumulator(consumer: Consumer, weight: Tensor, taps: str, batches: int) -> Accumulator:

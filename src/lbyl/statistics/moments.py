@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from lbyl.errors import LbylError
+from lbyl.statistics.products import ProductMoments
 from lbyl.torchkit.files import read_tensors, write_tensors
 from lbyl.torchkit.tensors import is_finite
 
 FORMAT = "lbyl-statistics-2"
+PRODUCTS = ("gram", "query", "key")
 TAPS = ("auto", "channels")  # every tap a feature where affordable, or taps served alike
 
 
@@ -131,6 +133,9 @@ class Statistics:
         default_factory=dict, repr=False, compare=False
     )
 
+    # Unit of queries and keys → moments of their products.
+    products: Mapping[str, ProductMoments] = field(default_factory=dict)
+
     def get(self, name: str) -> Moments | None:
         return self.moments.get(name)
 
@@ -140,7 +145,11 @@ class Statistics:
             name: Moments(m.mean.to(device), m.covariance.to(device), m.taps, m.spatial, m.columns)
             for name, m in self.moments.items()
         }
-        return Statistics(moved, self.source, self.seconds, self.fallbacks)
+        products = {
+            name: ProductMoments(*(x.to(device) for x in (p.gram, p.query, p.key)))
+            for name, p in self.products.items()
+        }
+        return Statistics(moved, self.source, self.seconds, self.fallbacks, products=products)
 
     def save(self, path: str | Path) -> None:
         """Write to one safetensors file, atomically."""
@@ -150,6 +159,8 @@ class Statistics:
                 value = getattr(m, key)
                 if value is not None:
                     parts[f"{name}|{key}"] = value
+        for name, p in self.products.items():
+            parts |= {f"{name}|{key}": getattr(p, key) for key in PRODUCTS}
         taps = {name: m.taps for name, m in self.moments.items()}
         notes = {"source": self.source, "taps": json.dumps(taps), "format": FORMAT}
         notes["fallbacks"] = json.dumps(self.fallbacks)
@@ -177,6 +188,12 @@ class Statistics:
                 tensors.get("columns"),
             )
             for name, tensors in parts.items()
+            if name in taps
+        }
+        products = {
+            name: ProductMoments(*(tensors[key] for key in PRODUCTS))
+            for name, tensors in parts.items()
+            if name not in taps
         }
         fallbacks = tuple(json.loads(notes.get("fallbacks", "[]")))
-        return cls(moments, notes["source"], fallbacks=fallbacks)
+        return cls(moments, notes["source"], fallbacks=fallbacks, products=products)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis
 from lbyl.surgery.indices import take
+from lbyl.surgery.layout import Attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.tensors import deep_copy, replace_tensors, shape_of, tensors
 
@@ -56,9 +57,12 @@ def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
         ) from error
 
 
-def cut(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of `model` with new values, attributes refitted."""
+def cut(
+    model: nn.Module, values: Mapping[str, Tensor], attributes: Attributes | None = None
+) -> nn.Module:
+    """A copy of `model` with new values, attributes refitted; further ones as given."""
     slim = copy_model(model, without=values.keys())
     replace_tensors(slim, values)
     refit_attributes(slim, model)
+    set_attributes(slim, attributes or {})
     return slim

@@ -37,7 +37,8 @@ def kept_indices(graph: Graph, kept: Kept) -> dict[Axis, Tensor]:
 
 def kept_along(channel: Tensor, mask: Tensor) -> Tensor:
     """Flags along an axis whose indices belong to these channels (−1: none, so kept)."""
-    return (channel < 0) | mask[channel.clamp(min=0)]
+    kept = (channel < 0) | mask[channel.clamp(min=0)]
+    return kept if channel.dim() == 1 else kept.all(1)
 
 
 def consumers_cut(graph: Graph, indices: Mapping[Axis, Tensor]) -> list[Consumer]:

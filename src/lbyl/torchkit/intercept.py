@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+
+from lbyl.torchkit.attention import in_steps
 
 Function = Callable[..., Any]
 
@@ -24,6 +27,14 @@ class Interceptor(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is F.multi_head_attention_forward:  # one function with layers in it: looked into
+            TorchFunctionMode.__enter__(self)
+            try:
+                outcome = in_steps(args, kwargs or {})
+            finally:
+                TorchFunctionMode.__exit__(self, None, None, None)
+            if outcome is not None:
+                return outcome
         return self.on_call(func, args, kwargs or {})
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

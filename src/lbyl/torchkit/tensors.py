@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from lbyl.errors import LbylError
+from lbyl.torchkit.attention import SIZES, SlimMultiheadAttention
+from lbyl.torchkit.masked import INPUTS, OUTPUTS, add_mask
 from lbyl.torchkit.run import set_modes
 
 
@@ -47,7 +49,10 @@ def replace_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
             if buffer is not None and id(buffer) in new:
                 module._buffers[name] = _aligned(new[id(buffer)].to(buffer))
     for name in values.keys() - state.keys():
-        _add_bias(model, name, values[name])
+        if is_layout(name):
+            _add_layout(model, name, values[name])
+        else:
+            _add_bias(model, name, values[name])
 
 
 def _aligned(value: Tensor) -> Tensor:
@@ -57,6 +62,22 @@ def _aligned(value: Tensor) -> Tensor:
     """
     value = value.contiguous()
     return value.clone() if value.device.type == "cpu" and value.data_ptr() % 64 else value
+
+
+def is_layout(name: str) -> bool:
+    """Whether a tensor of this name says how a slim layer lies in what surrounds it."""
+    return name.rpartition(".")[2] in (OUTPUTS, INPUTS, SIZES)
+
+
+def _add_layout(model: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    module = model.get_submodule(owner)
+    value = value.to(next(module.parameters()).device)
+    if last == SIZES:
+        assert isinstance(module, nn.MultiheadAttention)
+        SlimMultiheadAttention.of(module, value)
+    else:
+        add_mask(module, last, value)
 
 
 def _add_bias(model: nn.Module, name: str, value: Tensor) -> None:

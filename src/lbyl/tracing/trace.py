@@ -17,6 +17,7 @@ from lbyl.torchkit.tensors import is_finite
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import build, without
+from lbyl.tracing.heads import names_attention, offer
 
 Patterns = str | Sequence[str]
 AS_WEIGHTS = ("running_mean", "running_var", "weight", "bias")  # buffers that are computed with
@@ -42,8 +43,11 @@ def trace(
     graph = build(flow, residual=residual)
     whole = graph if residual else build(flow, residual=True)
     graph = replace(graph, batch=_batch(example_inputs), all_units=whole.units)
-    graph = select(graph, include, exclude)
-    return verify(model, example_inputs, graph, flow.record.fake)
+    ordinary = [p for p in listed(include) if not names_attention(p)]
+    graph = select(graph, ordinary, [p for p in listed(exclude) if not names_attention(p)])
+    graph = verify(model, example_inputs, graph, flow.record.fake)
+    graph = offer(model, example_inputs, flow, graph, include)
+    return without(graph, {u.name: EXCLUDED for u in graph if matches(u.name, exclude)})
 
 
 def check_model(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,10 +32,10 @@ def movement(flow: Flow, call: Call) -> Sequence[Tensor]:
     """Labels are moved by the same call that moved the data."""
     if not any(flow.marked(v) for v in call.inputs):
         return fixed_outputs(flow, call)
-    refusal = _why_not_moved(flow, call)
+    refusal = why_not_moved(flow, call)
     if refusal is not None:
         return opaque(flow, call, refusal)
-    outputs = _moved(flow, call)
+    outputs = moved(flow, call, flow.of)
     if call.op in ("chunk", "split", "tensor_split", "split_with_sizes", "unbind"):
         _tie_pieces(flow, outputs, call)
     elif call.op in ("narrow", "select"):
@@ -49,7 +49,7 @@ def movement(flow: Flow, call: Call) -> Sequence[Tensor]:
     return outputs
 
 
-def _why_not_moved(flow: Flow, call: Call) -> str | None:
+def why_not_moved(flow: Flow, call: Call) -> str | None:
     """Why labels cannot be moved as the data was; None where they can."""
     ranks = {len(flow.shape(v)) for v in call.inputs}
     entries = [flow.shape(v).numel() for v in (input_of(call), *call.outputs[:1])]
@@ -69,12 +69,12 @@ def _why_not_moved(flow: Flow, call: Call) -> str | None:
     return None
 
 
-def _moved(flow: Flow, call: Call) -> list[Tensor]:
-    """The labels of the outputs: what the call makes of its inputs' labels."""
+def moved(flow: Flow, call: Call, of: Callable[[int], Tensor]) -> list[Tensor]:
+    """The labels of the outputs: what the call makes of its inputs' labels, given by `of`."""
     if call.op in RESHAPING:
-        return [flow.of(input_of(call)).reshape(flow.shape(call.outputs[0]))]
+        return [of(input_of(call)).reshape(flow.shape(call.outputs[0]))]
     # A view each, as an in-place call such as `squeeze_` would change the labels kept.
-    args, kwargs = tree_map_only(Ref, lambda r: flow.of(r.value)[...], (call.args, call.kwargs))
+    args, kwargs = tree_map_only(Ref, lambda r: of(r.value)[...], (call.args, call.kwargs))
     moved: Any = call.function(*args, **kwargs)
     return [x for x in tree_flatten(moved)[0] if isinstance(x, Tensor)]
 

@@ -1,0 +1,187 @@
+"""Moments of the products of queries and keys, by which attention weighs what it mixes.
+
+A logit is a sum over channels, so a pruned channel is missed by as much as its products carried
+that those of the others do not. Softmax takes no notice of what all keys share, so products are
+centred over the keys of each query. Half of the weight is spread over all keys that a query may
+look at, half goes where it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lbyl.graph.unit import Graph, Unit
+
+QUERIES = 8  # of each sequence that are looked at
+SEQUENCES = 32  # whose products are looked at; more change nothing
+AT_ONCE = 1 << 24  # products in memory
+FUNCTIONS = ("scaled_dot_product_attention", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+
+
+@dataclass(frozen=True)
+class ProductMoments:
+    """Of one attention, by head.
+
+    `gram` (heads, features, features) are second moments of what channels add to a logit, centred
+    over keys. A channel of one index has one feature; one of two indices, as rotary embeddings
+    make them, has two: the products of the pair, and those with one of the pair turned by 90°.
+    `query` and `key` (heads, channels, channels) are second moments of queries and covariances of
+    keys.
+    """
+
+    gram: Tensor
+    query: Tensor
+    key: Tensor
+
+
+def pairs_of(graph: Graph, unit: Unit) -> Tensor:
+    """(heads, channels of a block, 1 or 2): the places in a head that form each channel.
+
+    Only the first is given where a channel has more than two.
+    """
+    facts = unit.attention
+    assert facts is not None
+    axis = next(p.axis for p in unit.producers if p.weight == facts.query_weight)
+    channel = unit.local(graph.axes[facts.query_weight, axis])[facts.query]  # (heads, places)
+    made = []
+    for row in channel:
+        order = torch.argsort(row, stable=True)
+        counts = torch.unique(row, return_counts=True)[1]
+        width = int(counts[0])
+        places = order.reshape(-1, width) if bool((counts == width).all()) else order[:, None]
+        made.append(places if width <= 2 else places[:, :1])
+    return torch.stack(made)
+
+
+def query_and_key(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], heads: int, width: int
+) -> tuple[Tensor, Tensor] | None:
+    """Queries (batch, heads, length, channels) and keys of a product; None where it is another."""
+    q: Any
+    k: Any
+    if name == "scaled_dot_product_attention":
+        q, k = (args[i] if len(args) > i else kwargs.get(n) for i, n in enumerate(("query", "key")))
+    elif name == "einsum":
+        spelled, operands = args[0].replace(" ", ""), args[1:]
+        (a, b), out = spelled.partition("->")[0].split(","), spelled.partition("->")[2]
+        summed = next(x for x in a if x in b and x not in out)
+        shared = [x for x in a if x in b and x != summed]
+        own = [next(x for x in word if x not in shared and x != summed) for word in (a, b)]
+        q, k = (
+            x.permute([w.index(letter) for letter in (*shared, o, summed)])
+            for x, w, o in zip(operands, (a, b), own)
+        )
+    else:
+        first = 1 if name == "baddbmm" else 0
+        q, k = args[first], args[first + 1].transpose(-2, -1)
+    if q.shape[-1] != width or k.shape[-1] != width or q.dim() < 3:
+        return None
+    if k.shape[-3] != q.shape[-3] and q.shape[-3] % k.shape[-3] == 0:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    lead = q.shape[:-2]
+    if k.shape[:-2] != lead:
+        k = k.expand(*lead, *k.shape[-2:])
+    if lead.numel() % heads:
+        return None
+    return q.reshape(-1, heads, *q.shape[-2:]), k.reshape(-1, heads, *k.shape[-2:])
+
+
+def allowed_keys(args: Sequence[Any], kwargs: dict[str, Any], shape: torch.Size) -> Tensor | None:
+    """What a kernel adds to logits (batch, heads, queries, keys); None where nothing."""
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args))
+    given |= kwargs
+    mask = given.get("attn_mask")
+    if isinstance(mask, Tensor):
+        if mask.dtype == torch.bool:
+            return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+        return mask.float()
+    if given.get("is_causal"):
+        keep = torch.ones(shape[-2:], dtype=torch.bool).tril()
+        return torch.zeros(shape[-2:]).masked_fill(~keep, -torch.inf)
+    return None
+
+
+@dataclass
+class ProductSums:
+    """Streaming sums of one attention's products."""
+
+    pairs: Tensor  # (heads, channels, 1 or 2)
+    plain: bool
+    gram: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    count: int = 0
+    seen: int = 0  # sequences whose products are in `gram`
+
+    def add(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, scale: float, generator: torch.Generator
+    ) -> None:
+        """Take queries and keys (batch, heads, length, channels) in."""
+        q, k = q.detach(), k.detach()
+        self._second_moments(q.float(), k.float())
+        missing = max(0, SEQUENCES - self.seen)
+        if self.plain or not missing:
+            return
+        chosen = torch.randperm(len(q), generator=generator)[:missing].sort().values.to(q.device)
+        if mask is not None and mask.dim() == 4 and len(mask) == len(q) > 1:
+            mask = mask[chosen]
+        q, k = q[chosen].float(), k[chosen].float()
+        self.seen += len(q)
+        length = q.shape[2]
+        some = torch.randperm(length, generator=generator)[:QUERIES].sort().values.to(q.device)
+        if mask is not None:
+            mask = mask.to(q.device).expand(*mask.shape[:-2], length, k.shape[2])[..., some, :]
+        each = q.shape[1] * len(some) * k.shape[2] * self.pairs.shape[1] * self.pairs.shape[2]
+        for part in range(0, len(q), max(1, AT_ONCE // max(each, 1))):
+            stretch = slice(part, part + max(1, AT_ONCE // max(each, 1)))
+            own = mask[stretch] if mask is not None and mask.dim() == 4 and len(mask) > 1 else mask
+            self._products(q[stretch][:, :, some], k[stretch], own, scale)
+
+    def _second_moments(self, q: Tensor, k: Tensor) -> None:
+        queries = torch.einsum("bhid,bhie->hde", q, q).double() / q.shape[2]
+        centred = k - k.mean(2, keepdim=True)
+        keys = torch.einsum("bhid,bhie->hde", centred, centred).double() / k.shape[2]
+        self.query = queries if self.query is None else self.query + queries
+        self.key = keys if self.key is None else self.key + keys
+        self.count += len(q)
+
+    def _products(self, q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> None:
+        logits = (q @ k.transpose(-2, -1)) * scale
+        logits = logits if mask is None else logits + mask
+        open_keys = torch.isfinite(logits) & (logits > -1e8)
+        even = open_keys / open_keys.sum(-1, keepdim=True).clamp(min=1)
+        weight = (logits.softmax(-1).nan_to_num() + even) / 2  # (b, h, i, j)
+        features = self.features(q, k)  # (b, h, i, j, f)
+        mean = (weight[..., None] * features).sum(-2, keepdim=True)
+        centred = (features - mean) * weight.sqrt()[..., None]
+        rows = centred.movedim(1, 0).flatten(1, 3)  # (h, b · i · j, f)
+        gram = (rows.transpose(1, 2) @ rows).double()
+        self.gram = gram if self.gram is None else self.gram + gram
+
+    def features(self, q: Tensor, k: Tensor) -> Tensor:
+        """(b, h, i, j, f): what each channel adds to logits, then the same for turned pairs."""
+        heads = torch.arange(q.shape[1])[:, None, None]
+        pairs = self.pairs
+
+        def at(x: Tensor) -> Tensor:  # (b, h, length, channels, 1 or 2)
+            picked = x.movedim(1, 0).movedim(-1, 1)[heads, pairs]  # (h, c, p, b, length)
+            return picked.permute(3, 0, 4, 1, 2)
+
+        a, b = at(q)[:, :, :, None], at(k)[:, :, None]
+        straight = (a * b).sum(-1)
+        if pairs.shape[2] == 1:
+            return straight
+        turned = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+        return torch.cat([straight, turned], -1)
+
+    def moments(self) -> ProductMoments | None:
+        """What was measured, None where nothing was."""
+        if self.query is None or self.key is None:
+            return None
+        gram = self.query.new_zeros(0) if self.gram is None else self.gram / self.seen
+        return ProductMoments(gram, self.query / self.count, self.key / self.count)

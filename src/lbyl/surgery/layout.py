@@ -1,0 +1,102 @@
+"""How slim layers lie in code that keeps its sizes, and attributes that say how many heads stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.graph.unit import Graph, Unit
+from lbyl.surgery.indices import Kept, kept_along, kept_mask
+from lbyl.torchkit.attention import SIZES
+from lbyl.torchkit.masked import INPUTS, OUTPUTS, layout
+
+Attributes = Mapping[str, Mapping[str, int]]
+"""Module → attribute → its new value."""
+
+WIDTHS = ("all_head_size", "inner_dim", "split_size")  # heads times channels, by the usual names
+NOT_COUNTS = ("dim", "size", "per", "norm", "mask", "scale", "bias", "channel")
+
+
+def layouts(graph: Graph, kept: Kept) -> dict[str, Tensor]:
+    """Buffers that tell slim layers where their rows and columns lie, by name."""
+    pruned = [graph[n] for n, k in kept.items() if len(k) < graph[n].channels]
+    masked = [unit for unit in pruned if unit.masked]
+    values = dict(_sizes(graph, kept, pruned))
+    if not masked:
+        return values
+    cut = {name: k for name, k in kept.items() if not graph[name].masked}
+    all_kept, surrounding = kept_mask(graph, kept), kept_mask(graph, cut)
+    ends = {(layer.weight, layer.output_axis): (layer.name, OUTPUTS) for layer in graph.layers}
+    ends |= {(layer.weight, layer.input_axis): (layer.name, INPUTS) for layer in graph.layers}
+    for axis, channel in graph.axes.items():
+        if axis in ends and any(bool(unit.owns(channel).any()) for unit in masked):
+            flags = kept_along(channel, all_kept)[kept_along(channel, surrounding)]
+            name, word = ends[axis]
+            values[f"{name}.{word}"] = layout(flags)
+    return values
+
+
+def _sizes(graph: Graph, kept: Kept, pruned: list[Unit]) -> Iterator[tuple[str, Tensor]]:
+    """New sizes of heads in every `nn.MultiheadAttention` that loses some."""
+    for unit in pruned:
+        if unit.attention is None or unit.attention.sizes is None:
+            continue
+        module = unit.attention.module
+        heads, channels, of_values, before = unit.attention.sizes
+        for kind, name in (
+            ("heads", f"{module}:heads"),
+            ("qk", f"{module}:qk"),
+            ("v", f"{module}:v"),
+        ):
+            if name not in kept or name not in graph.names:
+                continue
+            count, whole = len(kept[name]), graph[name].channels
+            heads = heads * count // whole if kind == "heads" else heads
+            channels = channels * count // whole if kind == "qk" else channels
+            of_values = of_values * count // whole if kind == "v" else of_values
+        yield f"{module}.{SIZES}", torch.tensor([heads, channels, of_values, before])
+
+
+def head_attributes(model: nn.Module, graph: Graph, kept: Kept) -> dict[str, dict[str, int]]:
+    """Attributes that say how many heads there are, as they must be when some are cut for good."""
+    found: dict[str, dict[str, int]] = {}
+    for module, count, whole in _cut_heads(graph, kept):
+        values = _head_counts(model.get_submodule(module))
+        found[module] = {n: v * count // whole for n, v in values.items() if v % whole == 0}
+    return found
+
+
+def present_attributes(model: nn.Module, graph: Graph, kept: Kept) -> dict[str, dict[str, int]]:
+    """The same attributes as a model that is cut already has them."""
+    modules = [module for module, _, _ in _cut_heads(graph, kept)]
+    return {module: _head_counts(model.get_submodule(module)) for module in modules}
+
+
+def _cut_heads(graph: Graph, kept: Kept) -> Iterator[tuple[str, int, int]]:
+    """Modules whose heads are cut for good, with how many of how many stay."""
+    for unit in graph.units:
+        attention, indices = unit.attention, kept.get(unit.name)
+        if unit.kind != "heads" or unit.masked or attention is None or indices is None:
+            continue
+        if attention.sizes is None and len(indices) < unit.channels:
+            for module in dict.fromkeys((attention.module, *attention.called_in)):
+                yield module, len(indices), unit.channels
+
+
+def _head_counts(module: nn.Module) -> dict[str, int]:
+    """Attributes of a module that count heads, or their channels altogether."""
+    found = {}
+    for name, value in vars(module).items():
+        counts = "head" in name and not any(word in name for word in NOT_COUNTS)
+        if type(value) is int and value > 0 and (counts or name in WIDTHS):
+            found[name] = value
+    return found
+
+
+def set_attributes(model: nn.Module, attributes: Attributes) -> None:
+    """Give modules their new attributes."""
+    for module, values in attributes.items():
+        for name, value in values.items():
+            setattr(model.get_submodule(module), name, value)
