@@ -151,5 +151,5 @@ def test_a_budget_of_accuracy_needs_answers_and_an_accuracy_that_can_be_kept() -
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     with pytest.raises(lbyl.LbylError, match="keep= is a fraction of accuracy"):
         lbyl.compress(model, torch.randn(2, 6), lbyl.Budget(keep=0.9))
-    with pytest.raises(lbyl.LbylError, match="keep is 1.5"):
+    with pytest.raises(lbyl.LbylError, match=r"keep is 1\.5"):
         lbyl.Budget(keep=1.5)
