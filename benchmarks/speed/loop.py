@@ -1,0 +1,157 @@
+"""The closed form against the published loop, on the same layers and in one run.
+
+The published program takes filter after filter: each builds its system, the kept filters' products
+with themselves included, and inverts it. Here all pruned filters of a layer share one
+eigendecomposition.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.speed.clock import Rates, best, spent
+from lbyl.graph.unit import Graph
+from lbyl.graph.weights import UnitWeights, unit_weights
+from lbyl.methods.lbyl import LBYL
+from lbyl.planning.criteria import L2
+from lbyl.surgery.indices import pruned_of
+from lbyl.tracing.trace import trace
+
+METHOD = LBYL(variant="released")
+
+
+def filter_by_filter(weights: UnitWeights, kept: Tensor) -> np.ndarray[Any, Any]:
+    """(m, t): the released variant as a loop over pruned filters in NumPy."""
+    filters = weights.filters.cpu().numpy()
+    channels = filters.shape[0]
+    stay = kept.cpu().numpy()
+    matrix = np.zeros((channels, len(stay)))
+    matrix[stay, np.arange(len(stay))] = 1
+    norm = weights.norm
+    if norm is None:
+        raise ValueError("the loop is timed on layers with BatchNorm")
+    gamma, beta, mean, sigma = (
+        value.cpu().numpy() for value in (norm.gamma, norm.beta, norm.mean, norm.var)
+    )
+    known = filters[stay]
+    ratio = sigma[stay] / gamma[stay]
+    p = mean[stay] - ratio * beta[stay]
+    for j in pruned_of(channels, kept).tolist():
+        a = gamma[j] / sigma[j]
+        penalty = METHOD.lambda1 * (p @ p) + METHOD.lambda2 * ratio**2
+        system = known @ known.T + a**2 * np.diag(penalty)
+        right = known @ filters[j] + METHOD.lambda1 * a * (a * mean[j] - beta[j]) * p
+        matrix[j] = np.linalg.inv(system) @ right
+    return matrix
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """BatchNorms far from their defaults, as training leaves them."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor, low in (
+                (module.weight, 0.2),
+                (module.running_var, 0.2),
+                (module.running_mean, -0.5),
+                (module.bias, -0.5),
+            ):
+                assert tensor is not None
+                tensor.data.copy_(low + torch.rand(tensor.shape, generator=generator))
+    return model.eval()
+
+
+def networks() -> dict[str, nn.Module]:
+    """What is timed: published networks, and one wide layer."""
+    from torchvision import models
+
+    wide = nn.Sequential(
+        nn.Conv2d(64, 4096, 3, bias=False),
+        nn.BatchNorm2d(4096),
+        nn.ReLU(),
+        nn.Conv2d(4096, 8, 1),
+    )
+    made: dict[str, nn.Module] = {name: models.get_model(name) for name in ("resnet34", "resnet50")}
+    made |= {"resnet101": models.resnet101(), "vgg16_bn": models.vgg16_bn()}
+    return {name: randomised(model) for name, model in {**made, "4,096 channels": wide}.items()}
+
+
+def example_of(name: str) -> Tensor:
+    return torch.zeros(1, 64, 8, 8) if "channels" in name else torch.zeros(1, 3, 224, 224)
+
+
+Work = list[tuple[UnitWeights, Tensor]]
+
+
+def work_of(model: nn.Module, graph: Graph, ratio: float) -> Work:
+    """Every unit with BatchNorm, and which of its channels stay."""
+    made = []
+    for weights in unit_weights(graph, model).values():
+        if weights.norm is not None:
+            count = max(1, int(weights.unit.channels * (1 - ratio)))
+            made.append((weights, L2().select(weights, count, None)))
+    return made
+
+
+def flops(work: Work) -> float:
+    """Of the closed form: products, one eigendecomposition (9 t³), coefficients."""
+    total = 0.0
+    for weights, kept in work:
+        (m, d), t = weights.filters.shape, len(kept)
+        total += 2 * t * d * m + 9 * t**3 + 4 * t * t * (m - t)
+    return total
+
+
+def moved(work: Work) -> float:
+    """Bytes that must be read and written at least: filters once, and the matrix."""
+    return sum(8.0 * (w.filters.numel() + w.unit.channels * len(k)) for w, k in work)
+
+
+def compare(device: str, only: list[str], ratio: float, loop: bool) -> list[list[Any]]:
+    """Rows of network, seconds of the loop, of ours, their ratio, and rates."""
+    rates = Rates.measured(device)
+    rows = []
+    for name, model in networks().items():
+        if only and name not in only:
+            continue
+        model = model.to(device)
+        graph = trace(model, example_of(name).to(device))
+        work = work_of(model, graph, ratio)
+
+        def ours(work: Work = work) -> None:
+            for weights, kept in work:
+                METHOD.deliver(weights, kept, None)
+
+        seconds = best(ours, device)
+        slow = None
+        if loop:
+
+            def one_by_one(work: Work = work) -> None:
+                for weights, kept in work:
+                    filter_by_filter(weights, kept)
+
+            slow = spent(one_by_one, "cpu").wall
+        done, bytes_moved = flops(work), moved(work)
+        rows.append(
+            [
+                name,
+                len(work),
+                slow,
+                seconds,
+                None if slow is None else slow / seconds,
+                done / 1e9,
+                100 * done / seconds / rates.float64,
+                bytes_moved / 1e6,
+                100 * bytes_moved / seconds / rates.bytes,
+            ]
+        )
+    return rows
+
+
+COLUMNS = [
+    "network", "units", "loop, s", "ours, s", "ratio", "GFLOP", "% of matmul", "MB", "% of memory",
+]  # fmt: skip
