@@ -22,7 +22,7 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from lbyl.methods import LBYL, NeuronMerging
-from lbyl.result import Estimate
+from lbyl.result import LayerErrors
 
 THRESHOLDS = (0.1, 0.3, 0.5)
 STEP, MOST = 0.1, 0.5
@@ -41,13 +41,13 @@ def adaptive_ratios(prepared: lbyl.Prepared, method: Any, threshold: float) -> d
     return allowed(predicted(prepared, method), threshold)
 
 
-def predicted(prepared: lbyl.Prepared, method: Any) -> Estimate:
+def predicted(prepared: lbyl.Prepared, method: Any) -> LayerErrors:
     """The errors of every layer at every step, which serve all thresholds."""
     steps = tuple(round(STEP * i, 2) for i in range(1, round(MOST / STEP) + 1))
-    return prepared.estimate(steps, methods=(method,))
+    return prepared.layer_errors(steps, methods=(method,))
 
 
-def allowed(errors: Estimate, threshold: float) -> dict[str, float]:
+def allowed(errors: LayerErrors, threshold: float) -> dict[str, float]:
     """Layer → the largest ratio before its error passes the threshold."""
     ratios: dict[str, float] = dict.fromkeys((row.unit for row in errors.rows), 0.0)
     stopped: set[str] = set()

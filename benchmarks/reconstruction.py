@@ -17,7 +17,7 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from lbyl.methods import LBYL, Echo, NeuronMerging
-from lbyl.result import Estimate
+from lbyl.result import LayerErrors
 
 METHODS = (
     NeuronMerging(variant="released"),
@@ -27,7 +27,7 @@ METHODS = (
 PARTS = {"residual": "RE", "bias": "BE", "ware": "WARE", "norm": "mean ‖s‖"}
 
 
-def plot(errors: Estimate, network: str, ratio: float) -> Any:
+def plot(errors: LayerErrors, network: str, ratio: float) -> Any:
     """A panel per part of the error, a line per method; None without matplotlib."""
     plt = pyplot()
     if plt is None:
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     network = load_network(options.network, options.device)
     prepared = lbyl.prepare(network.model, network.example, include=LAYERS[options.network])
-    errors = prepared.estimate((options.ratio,), methods=METHODS)
+    errors = prepared.layer_errors((options.ratio,), methods=METHODS)
     means = [[m.name, *(_mean(errors, m.name, part) for part in PARTS)] for m in METHODS]
     title = (
         f"{options.network}, {100 * options.ratio:.0f} %, mean over {len(prepared.graph)} layers"
@@ -66,7 +66,7 @@ def main() -> None:
     print("stored in", save_results("reconstruction", data, figure))
 
 
-def _mean(errors: Estimate, method: str, part: str) -> float:
+def _mean(errors: LayerErrors, method: str, part: str) -> float:
     values = [getattr(r, part) for r in errors.rows if r.method == method]
     return sum(values) / len(values)
 

@@ -45,12 +45,11 @@ print(prepared.graph)
 # %% [markdown]
 # ## What it would cost
 #
-# `estimate` predicts, without data, how much of each layer's activations would be lost. WARE is
-# the error of the restored channels relative to the channels: 0 is perfect, and without
-# restoration it is about the fraction pruned.
+# `estimate` forecasts, without data, how much accuracy is kept: each point is a network that is cut,
+# restored and compared with the original on inputs that nothing was fitted on.
 
 # %%
-print(prepared.estimate((0.5,), methods=("none", "echo")))
+print(prepared.estimate((0.3, 0.5)))
 
 # %% [markdown]
 # ## Prune half of the filters

@@ -36,7 +36,16 @@ from lbyl.restoring.refine import Refinement, Steps, check_steps, own_inputs
 from lbyl.restoring.refine import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
 from lbyl.restoring.sequential import fit_sequentially
-from lbyl.result import Corrections, Estimate, EstimateRow, Result, Row, Size
+from lbyl.result import (
+    Corrections,
+    Estimate,
+    EstimatePoint,
+    LayerError,
+    LayerErrors,
+    Result,
+    Row,
+    Size,
+)
 from lbyl.statistics.analytic import analytic_statistics
 from lbyl.statistics.collect import check_complete, check_statistics, collect
 from lbyl.statistics.moments import Statistics
@@ -384,16 +393,37 @@ class Prepared:
 
     def estimate(
         self,
+        ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
+        *,
+        methods: Sequence[str | Method] = ("echo",),
+        criterion: str | Criterion | None = None,
+    ) -> Estimate:
+        """How much accuracy is forecast to be kept at every ratio under every method.
+
+        Each point is a compression, as `compress` would make it, out of this one preparation.
+        """
+        points = []
+        for method in map(methods_registry.resolve, methods):
+            for ratio in ratios:
+                by = None if method.chooses else criterion
+                result = self.compress(ratio, criterion=by, method=method)
+                points.append(EstimatePoint.of(ratio, result))
+                if self.progress:
+                    self.progress("estimating", len(points), len(methods) * len(ratios))
+        return Estimate(tuple(points))
+
+    def layer_errors(
+        self,
         ratios: Sequence[float] = (0.1, 0.3, 0.5),
         *,
         methods: Sequence[str | Method] = ("none", "neuron-merging", "lbyl", "echo"),
         criterion: str | Criterion = DEFAULT_CRITERION,
-    ) -> Estimate:
+    ) -> LayerErrors:
         """RE, BE, ‖s‖ and WARE of every unit, ratio and method; nothing is cut.
 
         WARE comes from the moments of the channels: the root mean square of what restoration
         misses over that of the channel, averaged over all channels of the unit, kept ones counting
-        as exact.
+        as exact. They tell layers apart, not methods: see `estimate` for the whole network.
         """
         statistics = self.statistics()
         chosen = criteria_registry.resolve(criterion)
@@ -410,7 +440,7 @@ class Prepared:
                     terms = error_terms(weights, kept, matrix)
                     ware = moment_ware(weights, kept, matrix, statistics)
                     rows.append(
-                        EstimateRow(
+                        LayerError(
                             name,
                             ratio,
                             method.name,
@@ -420,7 +450,7 @@ class Prepared:
                             ware=ware,
                         )
                     )
-        return Estimate(tuple(rows), statistics.source)
+        return LayerErrors(tuple(rows), statistics.source)
 
 
 def refine(
@@ -442,14 +472,14 @@ def refine(
 def estimate(
     model: nn.Module,
     example_inputs: Inputs,
-    ratios: Sequence[float] = (0.1, 0.3, 0.5),
+    ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
     *,
-    methods: Sequence[str | Method] = ("none", "neuron-merging", "lbyl", "echo"),
-    criterion: str | Criterion = DEFAULT_CRITERION,
+    methods: Sequence[str | Method] = ("echo",),
+    criterion: str | Criterion | None = None,
     data: Data | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """RE, BE, ‖s‖ and WARE of every unit, ratio and method; nothing is cut."""
+    """How much accuracy is forecast to be kept at every ratio under every method."""
     prepared = prepare(model, example_inputs, data=data, seed=seed)
     return prepared.estimate(ratios, methods=methods, criterion=criterion)
 

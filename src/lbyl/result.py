@@ -200,7 +200,7 @@ def _cell(value: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class EstimateRow:
+class LayerError:
     """One unit at one ratio under one method."""
 
     unit: str
@@ -215,10 +215,10 @@ class EstimateRow:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Predicted errors, to print or to plan by."""
+class LayerErrors:
+    """Errors of single layers, to print or to plan by."""
 
-    rows: tuple[EstimateRow, ...]
+    rows: tuple[LayerError, ...]
     source: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,4 +234,45 @@ class Estimate:
             f"{r.residual:>9.4f} {r.bias:>9.4f} {r.ware:>7.4f}"
             for r in self.rows
         ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class EstimatePoint:
+    """One compression: how much smaller the network gets, and what it is forecast to keep."""
+
+    ratio: float
+    method: str
+    parameters: float  # fraction that stays
+    macs: float
+    forecast: Forecast | None
+    errors: Mapping[str, float | None] = field(default_factory=dict)  # unit → at its consumers
+
+    @classmethod
+    def of(cls, ratio: float, result: Result) -> EstimatePoint:
+        before, after = result.before, result.after
+        return cls(
+            ratio,
+            str(result.method["name"]),
+            after.parameters / max(before.parameters, 1),
+            after.macs / max(before.macs, 1),
+            result.forecast,
+            {row.unit: row.error for row in result.rows if row.kept < row.channels},
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A curve to decide by: accuracy forecast to be kept, against what is pruned."""
+
+    points: tuple[EstimatePoint, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"points": [asdict(point) for point in self.points]}
+
+    def __str__(self) -> str:
+        lines = [f"{'method':<15} pruned    MACs  parameters  forecast"]
+        for p in self.points:
+            sizes = f"{100 * p.macs:>4.0f} %      {100 * p.parameters:>4.0f} %"
+            lines.append(f"{p.method:<15} {100 * p.ratio:>4.0f} %  {sizes}  {p.forecast or '–'}")
         return "\n".join(lines)

@@ -84,7 +84,7 @@ def test_ratios_grow_while_the_error_allows() -> None:
     assert all(strict[name] <= loose[name] <= MOST for name in prepared.graph.names)
     assert sum(loose.values()) > sum(strict.values())
     # The chosen ratios keep the promise, and the next step would break it.
-    for row in prepared.estimate((0.1, 0.2, 0.3, 0.4, 0.5), methods=("echo",)).rows:
+    for row in prepared.layer_errors((0.1, 0.2, 0.3, 0.4, 0.5), methods=("echo",)).rows:
         if row.ratio == loose[row.unit]:
             assert row.ware <= 0.3
         if row.ratio == pytest.approx(loose[row.unit] + 0.1):

@@ -41,14 +41,14 @@ def test_inspect_full_prints_every_consequence(run: Any, small: list[str]) -> No
     assert "made by    0" in shown and "read by    3" in shown
 
 
-def test_estimate(run: Any, run_json: Any, small: list[str]) -> None:
-    arguments = [*small, "--data", "32", "--ratio", "0.25", "--ratio", "0.5"]
-    rows = run_json("estimate", *arguments, "--method", "none", "--method", "echo")["rows"]
-    assert len(rows) == 2 * 2 * 2
-    ware = {(r["unit"], r["method"], r["ratio"]): r["ware"] for r in rows}
-    assert ware["0", "echo", 0.5] < ware["0", "none", 0.5]
-    shown = run("estimate", *arguments).stdout
-    assert "50 % pruned" in shown and "restored by echo" in shown
+def test_estimate_tells_what_is_kept_at_every_ratio(run: Any, run_json: Any) -> None:
+    arguments = ["lbyl:digits", "--weights", "shipped", "--ratio", "0.7", "--ratio", "0.2"]
+    points = run_json("estimate", *arguments)["points"]
+    assert [point["ratio"] for point in points] == [0.2, 0.7]  # a curve, whatever the order
+    kept = [point["forecast"]["kept"] for point in points]
+    assert kept[0] > kept[1] and points[0]["macs"] > points[1]["macs"]
+    shown = run("estimate", *arguments, "--full").stdout
+    assert "keeps about" in shown and "70 % pruned" in shown and "restored by echo" in shown
 
 
 def test_compare(run: Any, run_json: Any) -> None:

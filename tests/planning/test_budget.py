@@ -89,8 +89,8 @@ def test_a_budget_too_small_is_refused(digits: lbyl.Prepared) -> None:
         digits.compress(lbyl.Budget(macs=0.001))
 
 
-def test_estimates_order_the_methods(digits: lbyl.Prepared) -> None:
-    found = digits.estimate((0.3, 0.5))
+def test_errors_of_layers_order_the_methods(digits: lbyl.Prepared) -> None:
+    found = digits.layer_errors((0.3, 0.5))
     assert len(found.rows) == len(digits.graph) * 2 * 4 and "WARE" in str(found)
     ware = {(r.unit, r.ratio, r.method): r.ware for r in found.rows}
     for unit in digits.graph.names:

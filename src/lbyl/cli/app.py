@@ -34,7 +34,7 @@ COMMANDS = {
         BEFORE, "Show which channels can be pruned, who consumes them, and which layers cannot."
     ),
     "estimate": Entry(
-        BEFORE, "Predict what every layer would lose at several ratios; nothing is written."
+        BEFORE, "Forecast how much accuracy is kept at several ratios; nothing is written."
     ),
     "compare": Entry(
         BEFORE, "Try several methods, criteria and ratios on one network, side by side."

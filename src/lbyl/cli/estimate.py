@@ -1,28 +1,27 @@
-"""`lbyl estimate`: how much would be lost, before deciding."""
+"""`lbyl estimate`: how much would be kept, before deciding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from lbyl.cli import options as o
-from lbyl.cli.errors import guarded
+from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.parse import parse_criterion, parse_data, parse_method
 from lbyl.cli.screen import Screen, bold, plain, table
 from lbyl.cli.setup import build, prepare
-from lbyl.planning.task import DEFAULT_CRITERION
-from lbyl.report.fill import COMPARED
-from lbyl.result import Estimate
-from lbyl.torchkit.format import counted
+from lbyl.result import Estimate, EstimatePoint
+from lbyl.torchkit.format import percent
 
-Full = Annotated[bool, o.output_option("--full", help="Every layer under every method, as text.")]
+Full = Annotated[bool, o.output_option("--full", help="Also the error of every layer.")]
 
 
 @guarded
 def estimate(
     model: o.Model,
     weights: o.Weights = None,
-    ratio: o.Ratios = [0.1, 0.3, 0.5],  # noqa: B006 (typer shows and copies it)
-    method: o.Methods = list(COMPARED),  # noqa: B006
+    ratio: o.Ratios = [0.1, 0.2, 0.3, 0.4, 0.5],  # noqa: B006 (typer shows and copies it)
+    method: o.Methods = ["echo"],  # noqa: B006
     criterion: o.Criterion = None,
     include: o.Include = None,
     exclude: o.Exclude = None,
@@ -40,11 +39,12 @@ def estimate(
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
-    """Predict what every layer would lose at several ratios; nothing is written."""
+    """Forecast how much accuracy is kept at several ratios; nothing is written."""
     screen = Screen(json, quiet)
     chosen = [parse_method(name) for name in method]
-    by = parse_criterion(criterion or DEFAULT_CRITERION, seed)
-    assert by is not None
+    by = parse_criterion(criterion, seed)
+    if by is not None and all(method.chooses for method in chosen):
+        raise UsageError("these methods choose their channels themselves: leave --criterion out")
     source = parse_data(data)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
@@ -60,40 +60,42 @@ def estimate(
         seed=seed,
     )
     with screen.stage("estimating"):
-        predicted = prepared.estimate(tuple(ratio), methods=chosen, criterion=by)
-    screen.data({"model": model, "criterion": by.name, **predicted.to_dict()})
+        predicted = prepared.estimate(tuple(sorted(set(ratio))), methods=chosen, criterion=by)
+    screen.data({"model": model, "criterion": by and by.name, **predicted.to_dict()})
     show(screen, model, predicted, full)
 
 
 def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
-    """Methods on the average of all layers, then the layers under the last method."""
+    """What is kept at every ratio; then where the error is, layer by layer."""
+    several = len({point.method for point in predicted.points}) > 1
+    columns = ["pruned", *(["method"] if several else []), "keeps about", "interval"]
+    columns += ["equal answers", "MACs left", "parameters left"]
+    rows = [_row(point, several) for point in predicted.points]
+    screen.say(f"\n{bold(model)}: accuracy forecast to be kept, without data", table(columns, rows))
+    if any(p.forecast is not None and p.forecast.kept is not None for p in predicted.points):
+        screen.say("[dim]the interval holds the accuracy kept in nine cases of ten[/]")
     if full:
-        screen.say(plain(str(predicted)))
-        return
-    ratios = sorted({row.ratio for row in predicted.rows})
-    methods = list(dict.fromkeys(row.method for row in predicted.rows))
-    units = list(dict.fromkeys(row.unit for row in predicted.rows))
-    ware = {(r.unit, r.method, r.ratio): r.ware for r in predicted.rows}
-    channels = {row.unit: row.channels for row in predicted.rows}
-    heads = [f"{100 * ratio:.0f} % pruned" for ratio in ratios]
-
-    def mean(method: str, ratio: float) -> str:
-        values = [ware[unit, method, ratio] for unit in units]
-        return percent(sum(values) / max(1, len(values)))
-
-    screen.say(
-        f"\n{bold(model)}: part of a layer's output that would be lost (WARE, on "
-        f"{predicted.source} statistics), mean of {counted(len(units), 'layer')}",
-        table(["method", *heads], [[m, *(mean(m, r) for r in ratios)] for m in methods]),
-    )
-    if not methods:
-        return
-    last = methods[-1]
-    rows = [[u, channels[u], *(percent(ware[u, last, r]) for r in ratios)] for u in units]
-    screen.say(f"[bold]layer by layer, restored by {last}[/]")
-    screen.say(table(["layer", "channels", *heads], rows))
+        for name in dict.fromkeys(point.method for point in predicted.points):
+            layers(screen, name, [p for p in predicted.points if p.method == name])
+    else:
+        screen.say("[dim]--full shows where the error is, layer by layer[/]")
 
 
-def percent(fraction: float) -> str:
-    """A fraction in per cent; a dash where it is not known."""
-    return "–" if fraction != fraction else f"{100 * fraction:.1f} %"
+def _row(point: EstimatePoint, several: bool) -> list[str]:
+    told = point.forecast
+    row = [f"{100 * point.ratio:.0f} %", *([point.method] if several else [])]
+    if told is None or told.kept is None:
+        row += ["–", "–"]
+    else:
+        row += [percent(told.kept), f"{percent(told.low)} to {percent(told.high)}"]
+    equal = None if told is None else told.agreement
+    return [*row, percent(equal), percent(point.macs), percent(point.parameters)]
+
+
+def layers(screen: Screen, method: str, points: Sequence[EstimatePoint]) -> None:
+    """The error of what a layer's consumers compute, at every ratio."""
+    units = list(dict.fromkeys(unit for point in points for unit in point.errors))
+    heads = [f"{100 * point.ratio:.0f} % pruned" for point in points]
+    rows = [[unit, *(percent(point.errors.get(unit)) for point in points)] for unit in units]
+    screen.say(f"[bold]error at the consumers of each layer, restored by {plain(method)}[/]")
+    screen.say(table(["layer", *heads], rows))
