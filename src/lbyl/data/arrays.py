@@ -108,7 +108,9 @@ def _npz_arrays(path: Path) -> dict[str, NDArray[Any]]:
             _check_expansion(path, sum(entry.file_size for entry in archive.infolist()))
         with np.load(path, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in arrays.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, MemoryError) as error:
+    except LbylError:
+        raise
+    except Exception as error:  # headers are parsed as Python, and can fail in any way at all
         raise LbylError(f"{path} is not a readable .npz file: {error}") from error
 
 

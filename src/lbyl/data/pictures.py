@@ -94,8 +94,14 @@ def decode(data: bytes, size: int | None, name: str) -> Image:
     pillow = require("PIL.Image")
     try:
         with pillow.open(io.BytesIO(data)) as opened:
+            if opened.width * opened.height > _MAX_PIXELS:  # told before they are unpacked
+                raise LbylError(
+                    f"{name}: {opened.width} × {opened.height} are more than {_MAX_PIXELS:,} pixels"
+                )
             picture = opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+    except LbylError:
+        raise
+    except Exception as error:  # a damaged picture can fail in any way at all
         raise LbylError(f"{name} is not a readable picture: {error}") from error
     return np.array(picture) if size is None else _resize(picture, size, name)
 

@@ -16,6 +16,7 @@ from lbyl.torchkit.files import read_tensors, write_tensors
 from lbyl.torchkit.tensors import is_finite
 
 FORMAT = "lbyl-statistics-2"
+DAMAGED = "is damaged, collect the statistics again"
 PRODUCTS = ("gram", "query", "key")
 TAPS = ("auto", "channels")  # every tap a feature where affordable, or taps served alike
 
@@ -171,29 +172,37 @@ class Statistics:
         """Read what `save` wrote."""
         if not Path(path).is_file():
             raise LbylError(f"no statistics file at {path}")
-        stored, notes = read_tensors(Path(path), "is damaged, collect the statistics again")
+        stored, notes = read_tensors(Path(path), DAMAGED)
         if notes.get("format") != FORMAT:
             raise LbylError(f"{path} holds no statistics of lbyl")
-        parts: dict[str, dict[str, Tensor]] = {}
-        for key, value in stored.items():
-            name, _, part = key.rpartition("|")
-            parts.setdefault(name, {})[part] = value
-        taps = json.loads(notes["taps"])
-        moments = {
-            name: Moments(
-                tensors["mean"],
-                tensors["covariance"],
-                taps[name],
-                tensors.get("spatial"),
-                tensors.get("columns"),
-            )
-            for name, tensors in parts.items()
-            if name in taps
-        }
-        products = {
-            name: ProductMoments(*(tensors[key] for key in PRODUCTS))
-            for name, tensors in parts.items()
-            if name not in taps
-        }
-        fallbacks = tuple(json.loads(notes.get("fallbacks", "[]")))
-        return cls(moments, notes["source"], fallbacks=fallbacks, products=products)
+        try:
+            return _parsed(stored, notes)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise LbylError(f"{path} {DAMAGED}: {error!r}") from error
+
+
+def _parsed(stored: Mapping[str, Tensor], notes: Mapping[str, str]) -> Statistics:
+    """Statistics from the tensors of a file, which are named "layer|part"."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, value in stored.items():
+        name, _, part = key.rpartition("|")
+        parts.setdefault(name, {})[part] = value
+    taps = json.loads(notes["taps"])
+    moments = {
+        name: Moments(
+            tensors["mean"],
+            tensors["covariance"],
+            taps[name],
+            tensors.get("spatial"),
+            tensors.get("columns"),
+        )
+        for name, tensors in parts.items()
+        if name in taps
+    }
+    products = {
+        name: ProductMoments(*(tensors[key] for key in PRODUCTS))
+        for name, tensors in parts.items()
+        if name not in taps
+    }
+    fallbacks = tuple(json.loads(notes.get("fallbacks", "[]")))
+    return Statistics(moments, notes["source"], fallbacks=fallbacks, products=products)

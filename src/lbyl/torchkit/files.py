@@ -102,7 +102,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise LbylError(f"there is no {path.name} in {path.parent}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no text, or nested without end
         raise LbylError(f"{path} is not JSON: {error}") from error
     except OSError as error:
         raise LbylError(f"{path} cannot be read: {error}") from error

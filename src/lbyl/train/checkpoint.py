@@ -21,13 +21,8 @@ from lbyl.train.session import Session
 STATE_VERSION = 1
 _INDIFFERENT = ("checkpoint_every", "eval_every", "eval_batch_size")  # to what is learned
 _UNREADABLE = (
-    OSError,
-    KeyError,
-    TypeError,
-    RuntimeError,
-    SafetensorError,
-    json.JSONDecodeError,
-    UnicodeDecodeError,
+    *(OSError, KeyError, AttributeError, TypeError, SafetensorError),
+    *(RuntimeError, ValueError),  # also nested without end, also no JSON or no text
 )
 
 
@@ -84,17 +79,20 @@ class Store:
             history = History(state["history"])
             _check_same_run(state, _state(session, history))
             load_model(session.bare, folder / "model.safetensors")
-            momenta = load_file(folder / "optimizer.safetensors")
+            _put_momenta(session, load_file(folder / "optimizer.safetensors"))
+            if session.accelerator.scaler is not None and state["scaler"]:
+                session.accelerator.scaler.load_state_dict(state["scaler"])
         except _UNREADABLE as error:
             raise LbylError(f"{folder} cannot be resumed with this model: {error}") from error
-        for name, parameter in session.bare.named_parameters():
-            if name in momenta:
-                # Laid out like the parameter, or the optimiser takes a slower way.
-                buffer = torch.empty_like(parameter, requires_grad=False).copy_(momenta[name])
-                session.optimizer.optimizer.state[parameter]["momentum_buffer"] = buffer
-        if session.accelerator.scaler is not None and state["scaler"]:
-            session.accelerator.scaler.load_state_dict(state["scaler"])
         return history
+
+
+def _put_momenta(session: Session, momenta: dict[str, Tensor]) -> None:
+    for name, parameter in session.bare.named_parameters():
+        if name in momenta:
+            # Laid out like the parameter, or the optimiser takes a slower way.
+            buffer = torch.empty_like(parameter, requires_grad=False).copy_(momenta[name])
+            session.optimizer.optimizer.state[parameter]["momentum_buffer"] = buffer
 
 
 def _momenta(session: Session) -> dict[str, Tensor]:
