@@ -41,9 +41,9 @@ def complete_criterion(incomplete: str) -> list[str]:
     return [name for name in criteria.names() if name.startswith(incomplete)]
 
 
-def parse_steps(text: str) -> Any:
+def parse_steps(text: str | int) -> Any:
     """A number of steps of refinement, or the word for as many as help."""
-    steps = int(text) if text.isdecimal() else text
+    steps = int(text) if str(text).isdecimal() else text  # a default comes as it is
     try:
         check_steps(steps)
     except LbylError as error:
