@@ -163,7 +163,8 @@ class Prepared:
     @cached_property
     def fresh(self) -> FreshInputs:
         """Data-free inputs of this network."""
-        return FreshInputs(self.model, self.example_inputs, self.seed)
+        count = self.data if isinstance(self.data, int) else None
+        return FreshInputs(self.model, self.example_inputs, self.seed, count, self.progress)
 
     @cached_property
     def own(self) -> InputBatches | None:
@@ -215,7 +216,7 @@ class Prepared:
         elif source == "inversion":
             inputs = self.inverted
         else:
-            inputs = self.fresh.collection(self.data if isinstance(self.data, int) else None)
+            inputs = self.fresh.collection()
         return collect(
             self.model, self.graph, inputs, taps=taps, seed=self.seed, progress=self.progress
         )

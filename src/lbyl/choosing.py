@@ -32,7 +32,7 @@ from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.run import Inputs, Progress
 
-DATA_FREE = ("procedural", "inversion")
+SPEAKING = ("own", "analytic")  # statistics that hold already what a second run would show
 WHOLE, ALONE = 4, 8  # parts of a collection that networks are compared on: all of it cut, one unit
 
 TimeFraction = Callable[[Counts], float]
@@ -54,12 +54,16 @@ class Judges:
     def whole(self) -> Divergence:
         """Judges a network that was cut everywhere."""
         ways = (False, True) if self.graph.norms and self.own is None else (False,)
-        return Divergence(self.model, self._inputs(WHOLE), ways)
+        return Divergence(self.model, self._inputs(WHOLE), ways, self._vocabulary)
+
+    @property
+    def _vocabulary(self) -> int | None:
+        return None if self.fresh.author is None else self.fresh.author.vocabulary
 
     @cached_property
     def alone(self) -> Divergence:
         """Judges a network of which one unit was cut: quicker."""
-        return Divergence(self.model, self._inputs(ALONE), (False,))
+        return Divergence(self.model, self._inputs(ALONE), (False,), self._vocabulary)
 
     def _inputs(self, part: int) -> list[Inputs]:
         if self.own is None:
@@ -141,8 +145,7 @@ class Chooser:
     def _recalibrate(self, plan: Plan, slim: nn.Module) -> int:
         """How many BatchNorms a second run of both networks moved."""
         method, indices = self.task.method, kept_indices(self.graph, plan.kept)
-        # On own inputs the statistics hold already what a second run would show.
-        measured = self.statistics is not None and self.statistics.source in DATA_FREE
+        measured = self.statistics is not None and self.statistics.source not in SPEAKING
         asked = method.correction == "recalibrate" and not getattr(method, "sequential", False)
         if not (asked and measured and self.graph.norms and indices):
             return 0

@@ -175,7 +175,7 @@ def test_language_networks_are_collected_on_random_text() -> None:
     model, x = randomise(Reader()), ids()
     inputs: Any = {"input_ids": x, "mask": torch.ones_like(x)}
     batches = procedural(model, inputs, count=40, seed=3)
-    assert batches.source == "procedural"
+    assert batches.source == "random text"
     seen = torch.cat([batch["input_ids"] for batch in batches.batches])
     assert seen.shape == (40, 10) and int(seen.max()) < VOCABULARY
     assert seen[:, 1:-1].unique().numel() > 20

@@ -1,4 +1,4 @@
-"""Batches of inputs for a network: procedural, inverted, or random text, by its example."""
+"""Batches of inputs for a network: procedural, inverted, or text, by its example."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from lbyl.errors import LbylError
 from lbyl.inputs.inversion import invert
 from lbyl.inputs.procedural import procedural_images
 from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm
 from lbyl.inputs.tokens import find_text, random_text
+from lbyl.inputs.writing import RANDOM, SEQUENCES, Author, find_author
 from lbyl.torchkit.run import Inputs, Progress, device_of, example_shape
 
 
@@ -28,7 +29,7 @@ class InputBatches:
     batches: Iterable[Inputs]
     count: int  # of batches
     batch_statistics: bool  # BatchNorm normalises by the batch, or as in use
-    source: str  # "procedural", "inversion" or "own"
+    source: str  # "procedural", "inversion", "own", or what kind of text they are
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -39,6 +40,8 @@ FORECAST, FORECAST_BATCH = 2, 64  # half of a collection tells how much is kept,
 AHEAD = 8  # steps of refinement that are drawn at once,
 AHEAD_PIXELS = 1 << 25  # of images no larger than these in all
 STEP, FEWEST = 8, 64  # a step of refinement runs an eighth, but so many at least
+JUDGED = 4  # of texts that are written so many times fewer are for judging, and the forecast
+STEP_TOKENS = 2048  # of written text in a step of refinement
 LISTED = 32  # images for detectors, which make them large
 LISTED_BATCH = 4
 
@@ -58,38 +61,88 @@ class FreshInputs:
     model: nn.Module
     example_inputs: Inputs
     seed: int = 0
+    count: int | None = None  # inputs of a collection; None: as many as suit the network
+    progress: Progress | None = None
 
     @cached_property
     def gains(self) -> SpectrumGains | None:
         return match_first_batchnorm(self.model, self.example_inputs)
 
+    @cached_property
+    def author(self) -> Author | None:
+        """The network as one that writes text; None where it takes no tokens."""
+        if _takes_lists(self.example_inputs):
+            return None
+        return find_author(self.model, self.example_inputs)
+
+    @cached_property
+    def _written(self) -> tuple[Inputs, float]:
+        """All texts (for collecting, then for judging, then for the forecast), and seconds.
+
+        They are written in one go: a further text costs little where many are written at once.
+        """
+        assert self.author is not None
+        start, total = time.perf_counter(), self._total()
+        texts = self.author.write(total + 2 * _held(total), self.seed, self.progress)
+        return texts, time.perf_counter() - start
+
+    @property
+    def _writes(self) -> bool:
+        return self.author is not None and self.author.kind != RANDOM
+
     def collection(self, count: int | None = None) -> InputBatches:
         """The inputs that statistics are collected on."""
-        return self._draw(count, 0)
+        if count is not None:
+            return replace(self, count=count).collection()
+        if self._writes:
+            texts, seconds = self._written
+            return self._texts(_part(texts, 0, self._total()), {"writing": seconds})
+        return self._draw(self.count, 0)
 
     @cached_property
     def second_pass(self) -> InputBatches:
         """Inputs to recalibrate on, which no collection has seen."""
+        if self._writes:
+            return self._texts(self._held(JUDGING), {})
         return self._draw(max(8, self._total() // SECOND_PASS), 1)
 
     def judging(self, part: int) -> list[Inputs]:
         """Inputs to compare networks on, which nothing was fitted on: 1/`part` of a collection."""
+        if self._writes:
+            return list(self._texts(self._held(JUDGING, max(1, part // JUDGED)), {}).batches)
         return list(self._draw(max(8, self._total() // part), JUDGING).batches)
 
     @cached_property
     def forecasting(self) -> list[Inputs]:
         """Inputs that neither anything was fitted on nor any choice was made by."""
+        if self._writes:
+            return list(self._texts(self._held(FORECASTING), {}).batches)
         count = max(8, self._total() // FORECAST)
         drawn = list(self._draw(count, FORECASTING).batches)
         if _takes_lists(self.example_inputs):
             return drawn
         return [x for b in drawn for x in _split(b, len(_first(b)), FORECAST_BATCH)]
 
+    def _held(self, what: int, part: int = 1) -> Inputs:
+        """1/`part` of the texts that were not collected on, those for judging or the forecast."""
+        total = self._total()
+        first = total if what == JUDGING else total + _held(total)
+        return _part(self._written[0], first, max(1, _held(total) // part))
+
+    def _texts(self, texts: Inputs, seconds: dict[str, float]) -> InputBatches:
+        assert self.author is not None
+        rows = self.author.rows_at_once(self.author.length)
+        batches = _split(texts, len(_first(texts)), rows)
+        return InputBatches(batches, len(batches), True, self.author.kind, seconds)
+
     def endless(self) -> Iterator[Inputs]:
         """Further batches for refinement, drawn anew as long as they are asked for.
 
         Several are drawn at once: what one drawing takes hardly depends on how many it makes.
+        Texts that were written are used again, in another order each time.
         """
+        if self._writes:
+            yield from self.endless_from(self.collection())
         count = self._step_count()
         pixels = count * math.prod(example_shape(self.example_inputs)[1:])
         ahead = max(1, min(AHEAD, AHEAD_PIXELS // max(1, pixels)))
@@ -97,26 +150,32 @@ class FreshInputs:
             yield from self._draw(count * ahead, draw, count).batches
 
     def endless_from(self, pool: InputBatches) -> Iterator[Inputs]:
-        """Batches for refinement out of a pool of images, shuffled anew each time round.
+        """Batches for refinement out of a pool of inputs, shuffled anew each time round.
 
         The first batch is handed out once only: refinement judges by it.
         """
-        images = torch.cat([x for x in pool.batches if isinstance(x, Tensor)])
-        size = min(self._step_count(), max(1, len(images) // 2))
+        inputs = _joined(list(pool.batches))
+        total = len(_first(inputs))
+        size = min(self._step_count(), max(1, total // 2))
         generator = torch.Generator().manual_seed(self.seed)
-        yield images[:size]
+        yield _part(inputs, 0, size)
         while True:
-            order = torch.randperm(len(images) - size, generator=generator) + size
-            for part in order.split(size)[: max(1, len(order) // size)]:
-                yield images[part.to(images.device)]
+            order = torch.randperm(total - size, generator=generator) + size
+            for rows in order.split(size)[: max(1, len(order) // size)]:
+                yield tree_map_only(Tensor, partial(_rows, rows=rows, total=total), inputs)
 
     def _total(self) -> int:
-        """How many inputs a collection has."""
+        """How many inputs a collection has unless others are asked for."""
         if _takes_lists(self.example_inputs):
             return LISTED
+        if self._writes:
+            return self.count or SEQUENCES
         return image_count(example_shape(self.example_inputs))
 
     def _step_count(self) -> int:
+        if self._writes:
+            assert self.author is not None
+            return max(2, STEP_TOKENS // self.author.length)
         return max(FEWEST, image_count(example_shape(self.example_inputs)) // STEP)
 
     def _draw(self, count: int | None, draw: int, per_batch: int | None = None) -> InputBatches:
@@ -130,6 +189,25 @@ class FreshInputs:
             gains=self.gains,
         )
         return replace(drawn, seconds={"images": time.perf_counter() - start})
+
+
+def _held(total: int) -> int:
+    """Texts that are kept for judging, and as many for the forecast."""
+    return max(2, total // JUDGED)
+
+
+def _joined(batches: list[Inputs]) -> Inputs:
+    """Batches of one form as one."""
+    flat, structure = zip(*(tree_flatten(batch) for batch in batches))
+    joined = [
+        torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].dim() else parts[0]
+        for parts in zip(*flat)
+    ]
+    return tree_unflatten(joined, structure[0])
+
+
+def _rows(x: Tensor, rows: Tensor, total: int) -> Tensor:
+    return x[rows.to(x.device)] if x.dim() and len(x) == total else x
 
 
 def procedural(
@@ -164,7 +242,7 @@ def procedural(
         made = tree_map_only(Tensor, like, example_inputs)
     most = max(16, min(total, BATCH_PIXELS // max(1, math.prod(shape[1:]))))
     batches = _split(made, total, per_batch or most)
-    return InputBatches(batches, len(batches), True, "procedural")
+    return InputBatches(batches, len(batches), True, "procedural" if text is None else RANDOM)
 
 
 def _first(inputs: Inputs) -> Tensor:

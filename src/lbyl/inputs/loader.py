@@ -13,16 +13,25 @@ from lbyl.errors import LbylError
 from lbyl.inputs.batches import InputBatches
 from lbyl.torchkit.run import Inputs, device_of
 
+TOKENS = 2048  # of a batch
+
 
 def own_batches(model: nn.Module, loader: Iterable[Any]) -> InputBatches:
     """A user's own unlabelled inputs; labels that come along are ignored."""
     device = device_of(model)
     if isinstance(loader, Tensor):
-        loader = list(loader.split(256))
+        loader = list(loader.split(_rows_at_once(loader)))
     batches = list(_unlabelled(loader, device))
     if not batches:
         raise LbylError("data= gave no batch: pass a tensor, or an iterable of batches")
     return InputBatches(batches, len(batches), False, "own")
+
+
+def _rows_at_once(loader: Tensor) -> int:
+    """Examples of a batch; of tokens, each of which has as many scores as there are words, few."""
+    if loader.dim() == 2 and not loader.dtype.is_floating_point:
+        return max(1, TOKENS // loader.shape[1])
+    return 256
 
 
 def _unlabelled(loader: Iterable[Any], device: torch.device) -> Iterator[Inputs]:
@@ -35,5 +44,7 @@ def _unlabelled(loader: Iterable[Any], device: torch.device) -> Iterator[Inputs]
                 f"batches of data= must be tensors, dicts or (inputs, labels), not "
                 f"{type(inputs).__name__}"
             )
+        if isinstance(inputs, Mapping):
+            inputs = dict(inputs)  # what tokenisers give is a mapping of its own kind
         inputs = tree_map_only(Tensor, lambda x: x.to(device), inputs)
         yield inputs

@@ -1,4 +1,4 @@
-"""Random text: token numbers that a language model takes for something like its own.
+"""Token numbers: where a network takes them in, and random text where it can write none itself.
 
 What is known without data is the table of embeddings. Tokens that were never trained lie near the
 table's mean and are left out. Tokenisers number tokens by how frequent they are, so ranks follow
@@ -7,7 +7,8 @@ Zipf's law. And text is about something: most tokens of a sequence are drawn nea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,15 +32,17 @@ class Text:
 
     tokens: Tensor
     table: Tensor
+    longest: int | None = None  # tokens that there are positions for; None: no table limits them
 
 
 class _Lookups(Interceptor):
-    """Notes which of the given tensors are looked up in which table."""
+    """Notes which of the given tensors are looked up in which table, and tables of positions."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.inputs = {x.data_ptr(): x for x in inputs}
         self.texts: list[Text] = []
+        self.longest: int | None = None
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.embedding:
@@ -47,43 +50,93 @@ class _Lookups(Interceptor):
             given = self.inputs.get(tokens.data_ptr())
             if given is not None and given.numel() == tokens.numel():
                 self.texts.append(Text(given, table.detach()))
+            elif _counts_up(tokens):
+                room = len(table) - int(tokens.min())
+                self.longest = min(room, self.longest or room)
         return func(*args, **kwargs)
+
+
+def _counts_up(tokens: Tensor) -> bool:
+    """Whether these are positions: each one more than the one before."""
+    return tokens.dim() > 0 and tokens.shape[-1] > 1 and bool((tokens.diff(dim=-1) == 1).all())
+
+
+def find_texts(model: nn.Module, example_inputs: Inputs) -> list[Text]:
+    """Every input of token numbers, in the order in which they are looked up."""
+    whole = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor) and x.dim() == 2]
+    whole = [x for x in whole if not x.dtype.is_floating_point and x.dtype != torch.bool]
+    if not whole:
+        return []
+    lookups = _Lookups(whole)
+    with evaluation_mode(model), torch.no_grad(), lookups:
+        call_model(model, example_inputs)
+    largest = {id(text.tokens): text for text in sorted(lookups.texts, key=lambda t: len(t.table))}
+    found = list(dict.fromkeys(id(text.tokens) for text in lookups.texts))
+    return [replace(largest[each], longest=lookups.longest) for each in found]
 
 
 def find_text(model: nn.Module, example_inputs: Inputs) -> Text | None:
     """The input of token numbers with the largest table, None where there is none."""
-    whole = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor) and x.dim() == 2]
-    whole = [x for x in whole if not x.dtype.is_floating_point and x.dtype != torch.bool]
-    if not whole:
-        return None
-    lookups = _Lookups(whole)
-    with evaluation_mode(model), torch.no_grad(), lookups:
-        call_model(model, example_inputs)
-    return max(lookups.texts, key=lambda text: len(text.table), default=None)
+    return main_text(find_texts(model, example_inputs))
+
+
+def main_text(texts: Sequence[Text]) -> Text | None:
+    """The one with the largest table."""
+    return max(texts, key=lambda text: len(text.table), default=None)
 
 
 def random_text(text: Text, example_inputs: Inputs, count: int, seed: int) -> Inputs:
     """`count` sequences in the form of the example; first and last token are the example's own."""
     generator = torch.Generator().manual_seed(seed)
     length = text.tokens.shape[1]
-    others = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
-    if all(x.shape == text.tokens.shape for x in others):
+    if free_length(text, example_inputs):
         length = min(length, LENGTH)
-    rows = torch.arange(count) % len(text.tokens)
-    example = text.tokens.cpu()[rows]
-    drawn = draw(text.table, (count, length), generator)
-    if length > 2:
-        drawn[:, 0], drawn[:, -1] = example[:, 0], _last(text, example_inputs)[rows]
+    drawn = drawn_like(text, example_inputs, (count, length), generator)
+    return in_form(example_inputs, [(text, drawn)])
+
+
+def drawn_like(
+    text: Text, example_inputs: Inputs, shape: tuple[int, int], generator: torch.Generator
+) -> Tensor:
+    """Random tokens (sequences, length) between the first and the last of the example."""
+    rows = torch.arange(shape[0]) % len(text.tokens)
+    drawn = draw(text.table, shape, generator)
+    if shape[1] > 2:
+        drawn[:, 0] = text.tokens.cpu()[rows, 0]
+        drawn[:, -1] = _last(text, example_inputs)[rows]
+    return drawn
+
+
+def free_length(text: Text, example_inputs: Inputs) -> bool:
+    """Whether sequences may be longer or shorter: nothing else in the example has a length."""
+    others = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
+    return all(x.shape == text.tokens.shape for x in others)
+
+
+def in_form(example_inputs: Inputs, written: Sequence[tuple[Text, Tensor]]) -> Inputs:
+    """The example with other tokens (sequences, length) in the place of its own."""
+    tokens = {id(text.tokens): drawn for text, drawn in written}
+    count = len(written[0][1])
+    lengths = {text.tokens.shape: drawn.shape[1] for text, drawn in written}
 
     def like(x: Tensor) -> Tensor:
-        if x is text.tokens:
-            return drawn.to(x)
-        if x.shape != text.tokens.shape:
+        if id(x) in tokens:
+            return tokens[id(x)].to(x)
+        if x.shape not in lengths:
             return x[:1].expand(count, *x.shape[1:]) if x.dim() else x
         # Of masks and positions the row that is fullest, so that no token is padding.
-        return x[int(x.sum(1).argmax())][None, :length].expand(count, -1)
+        return resized(x[int(x.sum(1).argmax())], lengths[x.shape])[None].expand(count, -1)
 
     return tree_map_only(Tensor, like, example_inputs)
+
+
+def resized(row: Tensor, length: int) -> Tensor:
+    """A row of a mask, of types or of positions, cut off or gone on with as it ends."""
+    more = length - len(row)
+    if more <= 0:
+        return row[:length]
+    step = int(row[-1]) - int(row[-2]) if len(row) > 1 else 0
+    return torch.cat([row, row[-1] + step * torch.arange(1, more + 1).to(row)])
 
 
 def _last(text: Text, example_inputs: Inputs) -> Tensor:

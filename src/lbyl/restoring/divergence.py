@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lbyl.graph.watch import Watch
+from lbyl.inputs.writing import scores_of
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
 
+SCORES = 1 << 25  # of a vocabulary's scores, which are many, so many are kept
 FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
 
 
@@ -27,19 +29,26 @@ class Divergence:
     """Divergence from `model` on `batches`, the geometric mean over ways of normalising.
 
     BatchNorm as in use tells more where outputs differ much, by the batch where they differ little:
-    together they misjudge least. Networks without BatchNorm need one way only.
+    together they misjudge least. Networks without BatchNorm need one way only. With a `vocabulary`
+    the scores of its tokens are what is compared, at a temperature of 1: they are chances already.
     """
 
     model: nn.Module
     batches: Sequence[Inputs]
     by_batch: Sequence[bool] = (False, True)
+    vocabulary: int | None = None
 
     @cached_property
     def _outputs(self) -> dict[bool, list[list[Tensor]]]:
-        return {way: outputs(self.model, self.batches, way) for way in self.by_batch}
+        return {way: self._of(self.model, way) for way in self.by_batch}
+
+    def _of(self, model: nn.Module, way: bool) -> list[list[Tensor]]:
+        return outputs(model, self.batches, way, self.vocabulary)
 
     @cached_property
     def _temperatures(self) -> dict[bool, float]:
+        if self.vocabulary is not None:
+            return dict.fromkeys(self.by_batch, 1.0)
         return {
             way: half_sure(torch.cat([out[0] for out in batches]))
             for way, batches in self._outputs.items()
@@ -52,7 +61,7 @@ class Divergence:
         return math.exp(mean) if math.isfinite(mean) else math.inf
 
     def _one(self, slim: nn.Module, way: bool) -> float:
-        teacher, student = self._outputs[way], outputs(slim, self.batches, way)
+        teacher, student = self._outputs[way], self._of(slim, way)
         if all(is_answer(out) for out in teacher):
             temperature = self._temperatures[way]
             parts = [kl(t[0], s[0], temperature) for t, s in zip(teacher, student, strict=True)]
@@ -63,15 +72,26 @@ class Divergence:
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, batches: Sequence[Inputs], by_batch: bool) -> list[list[Tensor]]:
-    """Every floating output of every batch, in float64."""
+def outputs(
+    model: nn.Module, batches: Sequence[Inputs], by_batch: bool, vocabulary: int | None = None
+) -> list[list[Tensor]]:
+    """Every floating output of every batch, in float64; of a `vocabulary` only its scores."""
     made = []
     with evaluation_mode(model):
         for batch in batches:
             with Watch(by_batch=True) if by_batch else nullcontext():
                 out = call_model(model, batch)
+            scores = None if vocabulary is None else scores_of(out, vocabulary)
+            if scores is not None:
+                made.append([thinned(scores.flatten(0, 1), SCORES // len(batches)).double()])
+                continue
             made.append([x.double() for x in tensors_in(out) if x.is_floating_point() and x.dim()])
     return made
+
+
+def thinned(rows: Tensor, limit: int) -> Tensor:
+    """Rows at even distances, so that they hold about so many numbers."""
+    return rows[:: max(1, math.ceil(rows.numel() / max(1, limit)))]
 
 
 def is_answer(out: list[Tensor]) -> bool:

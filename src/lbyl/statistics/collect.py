@@ -34,7 +34,7 @@ from lbyl.statistics.samples import Geometry, patches_of, thin
 from lbyl.statistics.solve import gram
 from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
-from lbyl.torchkit.run import Progress, call_model, evaluation_mode
+from lbyl.torchkit.run import Inputs, Progress, call_model, evaluation_mode
 from lbyl.torchkit.tensors import is_finite, tensors
 
 FEATURE_LIMIT = 4608
@@ -112,6 +112,7 @@ class Collector(Watch):
         super().__init__(model, [a.consumer for a in accumulators.values()], by_batch)
         self.accumulators = accumulators
         self.generator = torch.Generator().manual_seed(seed)
+        self.shown: list[Tensor] = []  # masks of the batch: tokens that are no padding
         self.products: dict[tuple[str, int], tuple[Unit, ProductSums]] = {}
         self.calls: dict[str, int] = {}  # of products so far, in one run
 
@@ -146,7 +147,8 @@ class Collector(Watch):
     def before_layer(self, consumer: Consumer, call: LayerCall) -> None:
         into = self.accumulators[consumer.name]
         if call.kind == "linear":
-            gather_linear(into, call.x, self.generator)
+            mask = next((m for m in self.shown if m.shape == call.x.shape[:-1]), None)
+            gather_linear(into, call.x if mask is None else call.x[mask], self.generator)
         elif call.kind == "conv":
             gather_convolution(into, call.x, Geometry.of(call), self.generator)
         else:  # transposed: inputs by channel
@@ -238,6 +240,7 @@ def collect_moments(
     with evaluation_mode(model), torch.no_grad():
         for step, batch in enumerate(inputs.batches):
             collector.calls.clear()
+            collector.shown = padding_masks(batch)
             with collector:
                 call_model(model, batch)
             if progress:
@@ -252,6 +255,15 @@ def collect_moments(
     products = {name: s.moments() for name, s in sums.items()}
     measured_products = {name: m for name, m in products.items() if m is not None}
     return Statistics(moments, inputs.source, seconds, products=measured_products)
+
+
+def padding_masks(batch: Inputs) -> list[Tensor]:
+    """Masks (sequences, length) among inputs by name that hide some tokens, and not all."""
+    if not isinstance(batch, Mapping):
+        return []
+    named = [x for name, x in batch.items() if name.endswith("mask") and isinstance(x, Tensor)]
+    masks = [x != 0 for x in named if x.dim() == 2]
+    return [m for m in masks if bool(m.any()) and not bool(m.all())]
 
 
 def _accumulator(consumer: Consumer, weight: Tensor, taps: str, batches: int) -> Accumulator:
