@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from lbyl.tracing.labels import Flow, compact, connected, select_first, varying
 from lbyl.tracing.record import Call, Ref
 from lbyl.tracing.rules.base import argument, input_of, value_of
 from lbyl.tracing.rules.movement import JOINING, MOVEMENT, moved, why_not_moved
-from lbyl.tracing.rules.pointwise import lead
+from lbyl.tracing.rules.pointwise import ADDITIVE, POINTWISE, lead
 
 NONE = 0  # the number of entries that are no layer's row
 
@@ -33,6 +32,7 @@ neg __neg__ requires_grad data
 MULTIPLIED = "mul __mul__ __rmul__ __imul__ multiply div __truediv__ __itruediv__".split()
 MULTIPLIED += ["true_divide", "divide"]
 ADDED = "add __add__ __radd__ __iadd__ sub __sub__ __isub__ subtract".split()
+NORMALISED = ("mean", "sum", "var", "std", "norm", "layer_norm", "rms_norm", "softmax", "normalize")
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 
 
@@ -58,6 +58,7 @@ class Rows:
     count: int = 1
     ties: list[Tensor] = field(default_factory=list)
     elsewhere: dict[int, str] = field(default_factory=dict)  # row → what else reads it
+    bent: set[int] = field(default_factory=set)  # rows whose zero is not passed on as a zero
     read: dict[str, list[Tensor]] = field(default_factory=dict)  # weight → rows by input column
     attentions: list[Attention] = field(default_factory=list)
 
@@ -75,6 +76,9 @@ class Rows:
         for row in torch.unique(rows).tolist():
             if row != NONE:
                 self.elsewhere.setdefault(row, reason)
+
+    def bend(self, rows: Tensor) -> None:
+        self.bent.update(r for r in torch.unique(rows).tolist() if r != NONE)
 
     def classes(self) -> Tensor:
         """For every row the smallest row it is tied to."""
@@ -180,7 +184,40 @@ class Walk:
                 return None
             self.rows.tie(compact(a), compact(b))
             return [a]
-        return None
+        return self._bent(op, call, labelled, shape)
+
+    def _bent(
+        self, op: str, call: Call, labelled: list[int], shape: torch.Size
+    ) -> list[Tensor] | None:
+        """Rows under a function that does not keep their zeros, or that mixes those of a head."""
+        if op in NORMALISED:
+            if op in ("layer_norm", "rms_norm"):
+                dims = list(range(-len(argument(call, 1, "normalized_shape")), 0))
+            else:
+                given = argument(call, 1, "dim")
+                dims = [given] if isinstance(given, int) else list(given or ())
+            x = self.of(input_of(call))
+            if labelled != [input_of(call)] or not dims or len(call.outputs) != 1:
+                return None
+            first = x
+            for d in dims:
+                first = first.narrow(d, 0, 1)
+            self.rows.tie(first, x)
+            self.rows.bend(x)
+            if len(shape) < x.dim():
+                for d in sorted((d % x.dim() for d in dims), reverse=True):
+                    first = first.select(d, 0)
+            return [first.expand(shape)]
+        if op not in POINTWISE and op not in ADDITIVE:
+            return None
+        operands = [lead(self.of(v), len(shape)).expand(shape) for v in labelled]
+        for x in operands:
+            self.rows.bend(x)
+        for other in operands[1:]:
+            if bool(((operands[0] == NONE) != (other == NONE)).any()):
+                return None
+            self.rows.tie(compact(operands[0]), compact(other))
+        return [operands[0]] * len(call.outputs)
 
     def of(self, value: int) -> Tensor:
         """The rows of a value; NONE everywhere where it has none."""
@@ -197,7 +234,11 @@ class Walk:
             parts = [r.value for r in argument(call, 0, "tensors")]
             rank = len(self.flow.shape(call.outputs[0]))
             parts = [v for v in parts if len(self.flow.shape(v)) == rank]
-            return [torch.cat([self.of(v) for v in parts], argument(call, 1, "dim", 0))]
+            dim = argument(call, 1, "dim", 0)
+            size = self.flow.shape(call.outputs[0])[dim]
+            if sum(self.flow.shape(v)[dim] for v in parts) > size:  # an empty one counts as one
+                parts = [v for v in parts if v in self.labels or self.flow.shape(v)[dim] > 1]
+            return [torch.cat([self.of(v) for v in parts], dim)]
         if why_not_moved(self.flow, call) is not None:
             return None
         return moved(self.flow, call, self.of)
@@ -256,7 +297,16 @@ class Walk:
         origin = self.weights.get(values[1 - which])
         if origin is not None:
             self.read_by_product.add(values[which])
-            self._attend(origin, given, call)
+            weighing = (a, b)[1 - which]
+            shared = [x for x in weighing if x in letters and x in out]
+            own = [x for x in letters if x not in weighing]
+            if len(own) != 1:
+                return None
+            order = "".join((*shared, *own))
+            sizes = dict(zip(letters, labels.shape))
+            value = _arranged(labels, letters, order, torch.Size(sizes[x] for x in order))
+            if not self._attend(origin, value, call):
+                return None
         return [given]
 
     def _scores(
@@ -274,7 +324,7 @@ class Walk:
             word[d] not in shared for r, word in zip(rows, letters) for d in varying(r)
         ):
             return None
-        order = "".join(x for x in shared if x not in summed) + summed[0]
+        order = "".join(x for x in out if x in shared) + summed[0]
         sizes = {
             x: n for v, w in zip(values, letters) for x, n in zip(w, self.flow.shape(v)) if n > 1
         }
@@ -291,30 +341,26 @@ class Walk:
         self.weights[out] = len(self.scores)
         self.scores.append((call, (call.op, self.counted[call.op] - 1), query, key, plain))
 
-    def _attend(self, origin: int, given: Tensor, call: Call) -> None:
-        """Values mixed by the weights of a product: `given` are the rows of the outcome."""
+    def _attend(self, origin: int, value: Tensor, call: Call) -> bool:
+        """Values (heads…, channels) mixed by the weights of a product, heads as in its outcome."""
         _, product, query, key, plain = self.scores[origin]
-        labels = compact(given)
-        # Heads lie before the last two dimensions of the outcome, as they do in queries and keys.
-        heads = torch.broadcast_shapes(query.shape[:-1], key.shape[:-1])
-        value = labels.expand((*labels.shape[:-2], 1, labels.shape[-1]))[..., 0, :]
-        lead_shape = torch.broadcast_shapes(heads, value.shape[:-1])
-        query, key, value = (x.expand(*lead_shape, x.shape[-1]) for x in (query, key, value))
-        keep = sorted({d for x in (query, key, value) for d in varying(x) if d < len(lead_shape)})
-        for d in reversed(range(len(lead_shape))):
-            if d not in keep:
-                query, key, value = (x.select(d, 0) for x in (query, key, value))
+        rows = [query, key, value]
+        try:
+            shape = torch.broadcast_shapes(*(x.shape[:-1] for x in rows))
+        except RuntimeError:  # the outcome was regrouped in between: heads by what varies
+            heads, at_once = _by_head([query, key]), _by_head([value])
+            if heads is None or at_once is None or len(at_once[0]) != len(heads[0]):
+                return False
+            query, key, value = *heads, *at_once
+        else:
+            joined = _by_head([x.expand(*shape, x.shape[-1]) for x in rows])
+            if joined is None:
+                return False
+            query, key, value = joined
         self.rows.attentions.append(
-            Attention(
-                call.module,
-                product,
-                query.reshape(-1, query.shape[-1]),
-                key.reshape(-1, key.shape[-1]),
-                value.reshape(-1, value.shape[-1]),
-                plain,
-                call.outputs[0],
-            )
+            Attention(call.module, product, query, key, value, plain, call.outputs[0])
         )
+        return True
 
     def _kernel(self, call: Call) -> list[Tensor] | None:
         """The attention of `scaled_dot_product_attention`."""
@@ -338,8 +384,7 @@ class Walk:
             *torch.broadcast_shapes(q.shape[:-2], v.shape[:-2]), q.shape[-2], v.shape[-1]
         )
         self.read_by_product.update(x for x in values if x is not None)
-        self._attend(self.weights.pop(out), given, call)
-        return [given]
+        return [given] if self._attend(self.weights.pop(out), v[..., 0, :], call) else None
 
 
 def _arranged(labels: Tensor, letters: str, order: str, shape: torch.Size) -> Tensor:
@@ -354,9 +399,19 @@ def _arranged(labels: Tensor, letters: str, order: str, shape: torch.Size) -> Te
     return labels.expand(shape)
 
 
+def _by_head(rows: list[Tensor]) -> list[Tensor] | None:
+    """Rows (…, channels) of one attention as (heads, channels): dimensions along which they differ.
+
+    None where there are none.
+    """
+    last = rows[0].dim() - 1
+    keep = {d for x in rows for d in varying(x) if d < last}
+    for d in reversed(range(last)):
+        if d not in keep:
+            rows = [x.select(d, 0) for x in rows]
+    return [x.reshape(-1, x.shape[-1]) for x in rows] if all(x.dim() > 0 for x in rows) else None
+
+
 def find_attentions(flow: Flow) -> Rows:
     """All attentions of a followed run, and what else their rows are used for."""
     return Walk(flow).run()
-
-
-__all__ = ["Any", "Attention", "Rows", "Walk", "find_attentions"]

@@ -87,10 +87,12 @@ class _Builder:
         why = self.why_not(torch.cat([x.flatten() for x in sources]))
         if why:
             return why
+        if kind == "qk" and self.is_bent(sources):
+            return "its zeros do not stay zeros on the way to the product"
         by_head = self.classes[torch.cat(sources, 1)]  # (heads, ·)
         group = _groups([by_head])
-        rows = torch.unique(torch.cat([x.flatten() for x in sources]))
-        if len(torch.nonzero(torch.isin(self.classes, torch.unique(by_head)))) != len(rows):
+        rows = self.members(by_head)
+        if self.is_shared(attention, by_head):
             return "its channels are shared with another attention"
         order: list[Tensor] = []
         blocks: list[int] = []
@@ -104,6 +106,23 @@ class _Builder:
         number = torch.full((self.rows.count,), -1)
         number[torch.cat(order)] = torch.arange(len(blocks))
         return _Part(kind, rows, number[self.classes[rows]], torch.tensor(blocks))
+
+    def members(self, classes: Tensor) -> Tensor:
+        """All rows of these classes."""
+        return torch.nonzero(torch.isin(self.classes, torch.unique(classes))).reshape(-1)
+
+    def is_shared(self, attention: Attention, classes: Tensor) -> bool:
+        """Whether another attention computes with rows of these classes."""
+        for other in self.rows.attentions:
+            if torch.equal(other.query, attention.query):
+                continue
+            theirs = torch.cat([x.flatten() for x in (other.query, other.key, other.value)])
+            if bool(torch.isin(self.classes[theirs], classes).any()):
+                return True
+        return False
+
+    def is_bent(self, sources: Sequence[Tensor]) -> bool:
+        return any(int(row) in self.rows.bent for x in sources for row in x.flatten())
 
     def heads(self, attention: Attention) -> _Part | str:
         """Whole heads: of those that share keys or values, all together."""
@@ -120,9 +139,8 @@ class _Builder:
         number = torch.full((self.rows.count,), -1)
         for x in classes:
             number[x] = group[:, None].expand_as(x)
-        rows = torch.unique(flat)
-        everywhere = torch.nonzero(torch.isin(self.classes, torch.unique(self.classes[rows])))
-        if len(everywhere) != len(rows):
+        rows = self.members(self.classes[flat])
+        if self.is_shared(attention, self.classes[flat]):
             return "its heads are shared with another attention"
         return _Part("heads", rows, number[self.classes[rows]], torch.zeros(count).long())
 

@@ -1,0 +1,163 @@
+"""Small attentions, each written another way, and what a cut of their units must equal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lbyl.graph.unit import Graph
+from lbyl.surgery.indices import kept_along, kept_mask
+from lbyl.torchkit.tensors import tensors
+
+WIDTH, HEADS, SIZE = 12, 3, 4
+
+
+class Kernel(nn.Module):
+    """Separate layers and torch's kernel, sizes by attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = HEADS, SIZE
+        self.q, self.k, self.v = (nn.Linear(WIDTH, HEADS * SIZE) for _ in range(3))
+        self.out = nn.Linear(HEADS * SIZE, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:2], self.num_heads, self.head_dim)
+        q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class Written(nn.Module):
+    """One layer for all three, both products and softmax written out, sizes in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * HEADS * SIZE)
+        self.out = nn.Linear(HEADS * SIZE, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = ((q * SIZE**-0.5) @ k.transpose(-2, -1)).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, n, HEADS * SIZE))
+
+
+class Einsum(nn.Module):
+    """The products as einsum, with heads behind positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, HEADS * SIZE) for _ in range(3))
+        self.out = nn.Linear(HEADS * SIZE, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, SIZE)) for layer in (self.q, self.k, self.v))
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).div(2).softmax(-1)
+        return self.out(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
+
+
+class Rotary(nn.Module):
+    """Two query heads for each key head, and rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, 4 * SIZE, bias=False)
+        self.k, self.v = (nn.Linear(WIDTH, 2 * SIZE, bias=False) for _ in range(2))
+        self.out = nn.Linear(4 * SIZE, WIDTH, bias=False)
+
+    @staticmethod
+    def turned(x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[-2])[:, None] * torch.tensor([1.0, 0.1]).to(x)
+        angle = torch.cat([angle, angle], -1)
+        half = x.shape[-1] // 2
+        other = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * angle.cos() + other * angle.sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).view(*x.shape[:2], -1, SIZE).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        q, k = self.turned(q), self.turned(k)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Torch(nn.Module):
+    """torch's own module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return out
+
+
+class Crossed(nn.Module):
+    """torch's own module between two sequences, weights asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        hidden = torch.zeros(x.shape[1], 3, dtype=torch.bool)
+        hidden[:, 1] = True
+        out: Tensor = self.attention(x, x[:3], x[:3], key_padding_mask=hidden)[0]
+        return out.transpose(0, 1)
+
+
+KINDS = {"kernel": Kernel, "written": Written, "einsum": Einsum, "rotary": Rotary}
+KINDS |= {"torch": Torch, "crossed": Crossed}
+
+
+class Block(nn.Module):
+    """An attention in a residual block, with a layer before and behind."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = attention
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        return self.head(x + self.attention(self.norm(x)))
+
+
+def block(kind: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """A block in float64 with one of the attentions, and inputs for it."""
+    torch.manual_seed(seed)
+    model = Block(KINDS[kind]()).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model, torch.randn(6, 7, 8).double()
+
+
+def silenced(model: nn.Module, graph: Graph, kept: Mapping[str, Tensor]) -> nn.Module:
+    """The original with pruned columns of consumers, and pruned rows of queries, zero."""
+    quiet = copy.deepcopy(model)
+    mask, state = kept_mask(graph, kept), tensors(quiet)
+    with torch.no_grad():
+        for consumer in graph.consumers.values():
+            weight = state[consumer.weight].movedim(consumer.axis, 0)
+            weight[~kept_along(consumer.channel, mask)] = 0
+        for unit in graph.units:
+            for producer in unit.producers if unit.kind == "qk" else ():
+                channel = unit.local(graph.axes[producer.weight, producer.axis])
+                pruned = torch.ones(unit.channels + 1, dtype=torch.bool)
+                pruned[kept[unit.name]] = pruned[-1] = False
+                state[producer.weight].movedim(producer.axis, 0)[pruned[channel]] = 0
+                if producer.bias is not None:
+                    state[producer.bias][pruned[channel]] = 0
+    return quiet

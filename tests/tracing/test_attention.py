@@ -1,0 +1,137 @@
+"""Heads, query and key channels and value channels: found by rules, cut exactly, still a model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lbyl
+from lbyl.torchkit.attention import SlimMultiheadAttention
+from support.attention import HEADS, KINDS, SIZE, Kernel, block, silenced
+
+UNITS = ("heads", "qk", "v")
+ALL = [f"*:{unit}" for unit in UNITS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_attention_has_its_three_units(kind: str) -> None:
+    model, x = block(kind)
+    graph = lbyl.trace(model, x, include=ALL)
+    assert [unit.kind for unit in graph] == list(UNITS)
+    heads, qk, v = graph
+    groups = 2 if kind == "rotary" else HEADS
+    assert heads.channels == groups
+    assert qk.channels == groups * (SIZE // 2 if kind == "rotary" else SIZE)
+    assert v.channels == groups * SIZE
+    assert qk.blocks == v.blocks == groups
+    assert not graph.unprunable.keys() & {p.name for unit in graph for p in unit.producers}
+
+
+@pytest.mark.parametrize("unit", [*UNITS, "*"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_equals_the_silenced_original(kind: str, unit: str, tmp_path: Path) -> None:
+    model, x = block(kind)
+    fresh = copy.deepcopy(model)
+    prepared = lbyl.prepare(model, x, include=f"*:{unit}")
+    result = prepared.compress(0.5, method="none", criterion="random")
+    with torch.no_grad():
+        slim, reference = result.model(x), silenced(model, prepared.graph, result.plan.kept)(x)
+        assert torch.allclose(slim, reference, atol=1e-12)
+        assert not torch.allclose(slim, model(x), atol=1e-3)
+        assert result.after.parameters < result.before.parameters
+        lbyl.save(result, tmp_path / "out")
+        loaded = lbyl.load(tmp_path / "out", model=fresh)
+        assert torch.equal(loaded(x), slim)
+        assert str(loaded) == str(result.model)
+    loss = result.model(x).square().mean()
+    torch.autograd.backward(loss)
+    trained = [p for p in result.model.parameters() if p.grad is not None and bool(p.grad.any())]
+    assert len(trained) > 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_pruned_changes_nothing(kind: str) -> None:
+    model, x = block(kind)
+    result = lbyl.compress(model, x, dict.fromkeys(ALL, 0.0))
+    assert torch.equal(result.model(x), model(x))
+
+
+def test_heads_are_cut_for_good_where_the_code_runs_with_fewer() -> None:
+    model, x = block("kernel")
+    result = lbyl.compress(model, x, {"*:heads": 0.3}, method="none", criterion="l2")
+    attention = result.model.attention
+    assert isinstance(attention, Kernel)
+    assert (attention.num_heads, attention.head_dim) == (2, SIZE)
+    assert attention.q.out_features == attention.out.in_features == 2 * SIZE
+    assert type(attention.q) is nn.Linear
+
+
+def test_sizes_written_into_code_stay_and_layers_are_masked_instead() -> None:
+    model, x = block("written")
+    graph = lbyl.trace(model, x, include="*:heads")
+    assert graph.units[0].masked
+    result = lbyl.compress(model, x, {"*:heads": 0.3}, method="none", criterion="l2")
+    qkv = result.model.attention.qkv
+    assert qkv.out_features == 3 * 2 * SIZE and f"of {3 * HEADS * SIZE} outputs" in repr(qkv)
+
+
+def test_torchs_attention_becomes_a_slim_one_of_its_class() -> None:
+    model, x = block("torch")
+    ratios = {"*:heads": 0.3, "*:qk": 0.5, "*:v": 0.25}
+    result = lbyl.compress(model, x, ratios, method="none", criterion="l2")
+    attention = result.model.attention.attention
+    assert isinstance(attention, SlimMultiheadAttention | nn.MultiheadAttention)
+    assert (attention.num_heads, attention.head_dim) == (2, 2)
+    assert attention.in_proj_weight.shape[0] == 2 * (2 + 2 + 3)
+    assert attention.out_proj.in_features == 2 * 3
+
+
+def test_a_plain_ratio_leaves_attention_alone() -> None:
+    model, x = block("kernel")
+    assert not [unit for unit in lbyl.trace(model, x) if unit.kind != "channels"]
+
+
+def test_a_pattern_that_fits_no_attention_is_refused() -> None:
+    model, x = block("kernel")
+    with pytest.raises(lbyl.LbylError, match="fits no attention"):
+        lbyl.trace(model, x, include="*:head")
+
+
+def test_a_unit_of_attention_can_be_excluded() -> None:
+    model, x = block("kernel")
+    graph = lbyl.trace(model, x, include=ALL, exclude="*:qk")
+    assert [unit.kind for unit in graph] == ["heads", "v"]
+
+
+def test_normalised_queries_go_by_whole_heads() -> None:
+    class Normed(Kernel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(SIZE)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shape = (*x.shape[:2], self.num_heads, self.head_dim)
+            q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            y = nn.functional.scaled_dot_product_attention(self.norm(q), k, v)
+            return self.out(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    model = Normed().double()
+    graph = lbyl.trace(model, torch.randn(2, 5, 12).double(), include=ALL)
+    assert [unit.kind for unit in graph] == ["heads", "v"]
+    assert "zeros" in graph.unprunable[":qk"]
+
+
+def test_layers_with_encoders_of_torch_keep_their_output(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 3, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
+    x = torch.randn(2, 5, 12).double()
+    prepared = lbyl.prepare(model, x, include=["*", "*:heads", "*:qk"])
+    result = prepared.compress(0.4, method="none", criterion="l2")
+    with torch.no_grad():
+        reference = silenced(model, prepared.graph, result.plan.kept)
+        assert torch.allclose(result.model(x), reference(x), atol=1e-12)
