@@ -45,8 +45,8 @@ print(prepared.graph)
 # %% [markdown]
 # ## What it would cost
 #
-# `estimate` forecasts, without data, how much accuracy is kept: each point is a network that is cut,
-# restored and compared with the original on inputs that nothing was fitted on.
+# `estimate` forecasts, without data, how much accuracy is kept: each point is a network that is
+# cut, restored and compared with the original on inputs that nothing was fitted on.
 
 # %%
 print(prepared.estimate((0.3, 0.5)))

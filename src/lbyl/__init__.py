@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from lbyl.errors import LbylError
     from lbyl.graph.declare import declare
     from lbyl.graph.unit import Graph
+    from lbyl.models.saved import load
     from lbyl.planning import criteria
     from lbyl.planning.budget import Budget
     from lbyl.planning.plan import Plan
     from lbyl.result import Result
     from lbyl.statistics.moments import Statistics
-    from lbyl.storage import load, save
+    from lbyl.storage import save
     from lbyl.tracing.trace import trace
 
 __version__ = "0.2.0"
@@ -35,7 +36,7 @@ _HOMES = {
     "compress": "lbyl.api",
     "declare": "lbyl.graph.declare",
     "estimate": "lbyl.api",
-    "load": "lbyl.storage",
+    "load": "lbyl.models.saved",
     "prepare": "lbyl.api",
     "refine": "lbyl.api",
     "save": "lbyl.storage",

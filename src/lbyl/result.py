@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -95,6 +95,18 @@ class Result:
     allocation: Allocation | None = None  # how widths were chosen, where there was a choice
     fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
     forecast: Forecast | None = None  # how much accuracy is kept, told without data
+
+    def behind(self, plan: Plan, before: Size) -> Result:
+        """The same told of the network that `plan` had made smaller before, of size `before`."""
+        whole = plan.then(self.plan)
+        rows = [replace(row, channels=whole.channels[row.unit]) for row in self.rows]
+        known = {row.unit for row in rows}
+        rows += [
+            Row(name, whole.channels[name], len(kept))
+            for name, kept in whole.kept.items()
+            if name not in known
+        ]
+        return replace(self, plan=whole, before=before, rows=tuple(rows))
 
     def to_dict(self, plan: bool = True) -> dict[str, Any]:
         """Everything but the model, as plain data."""

@@ -30,7 +30,8 @@ def labelled(path: Path, count: int = 40, size: int = 12, classes: int = 5) -> s
 def test_writes_what_python_loads_back(run: Any, small: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("compress", *small, *IMAGES, "--ratio", "0.5", "--out", out)
-    assert {p.name for p in out.iterdir()} == {"model.safetensors", "plan.json", "report.html"}
+    written = {"model.safetensors", "plan.json", "report.html", "report.json"}
+    assert {p.name for p in out.iterdir()} == written
     network = resolve(small[0], input_shape=(12,))
     here = lbyl.compress(network.model, network.example, 0.5, data=32).model
     loaded = lbyl.load(out, resolve(small[0], input_shape=(12,)).model)

@@ -111,7 +111,7 @@ def compress(
     times = timed(screen, network, result) if latency is not None else {}
     package = Package(network, prepared, result, accuracy or None, times or None)
     written = package.write(screen, out, onnx, report) if out else {}
-    show(screen, network, result, accuracy or None, written, times)
+    show(screen, package.named, result, accuracy or None, written, times)
     if out is None:
         screen.warn("nothing was written: add --out DIR to keep the smaller network")
 

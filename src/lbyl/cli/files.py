@@ -5,22 +5,25 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lbyl import Prepared, Result
+from torch import nn
+
+from lbyl import LbylError, Plan, Prepared, Result
 from lbyl.cli.screen import Screen
 from lbyl.export import export_onnx
 from lbyl.latency import Timing
 from lbyl.models import Network
 from lbyl.report import gather, write_report
 from lbyl.storage import MODEL, PLAN, plan_document
-from lbyl.torchkit.files import whole_directory, write_json, write_tensors
+from lbyl.torchkit.files import read_json, whole_directory, write_json, write_tensors
 from lbyl.torchkit.tensors import tensors
 
-REPORT, ONNX = "report.html", "model.onnx"
-OPTIONAL = (REPORT, ONNX, f"{ONNX}.data")
+REPORT, ONNX, SHOWN = "report.html", "model.onnx", "report.json"
+OPTIONAL = (REPORT, SHOWN, ONNX, f"{ONNX}.data")
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,37 @@ class Package:
             (out / name).unlink(missing_ok=True)
         return written | {"files": files}
 
+    @cached_property
+    def origin(self) -> dict[str, Any] | None:
+        """What plan.json says of the network given, where that was compressed before."""
+        return origin(self.network)
+
+    @cached_property
+    def told(self) -> Result:
+        """The result as one of the original network, however often that was compressed."""
+        if self.origin is None:
+            return self.result
+        earlier = stored(self.origin, self.result.model)
+        return self.result.behind(earlier.plan, earlier.before)
+
+    @cached_property
+    def named(self) -> Network:
+        """The network under the name of the original."""
+        return self.network if self.origin is None else renamed(self.network, self.origin)
+
     def document(self) -> dict[str, Any]:
-        """plan.json, with the network's name so that other commands find it."""
-        extra: dict[str, Any] = {"network": self.network.describe(), "command": command()}
+        """What plan.json holds, with the way to the original network so that commands find it."""
+        document = plan_document(self.told)
+        extra: dict[str, Any] = {"network": self.named.describe(), "command": command()}
+        if self.origin is not None:
+            document["shapes"] = self.origin.get("shapes", {})
+            extra["network"] = self.origin.get("network")
+            extra["earlier"] = [*self.origin.get("earlier", []), self.origin.get("command")]
         if self.accuracy:
             extra["accuracy"] = self.accuracy
         if self.times:
             extra["latency"] = {name: timing.median for name, timing in self.times.items()}
-        return plan_document(self.result) | extra
+        return document | extra
 
     def _onnx(self, screen: Screen, path: Path) -> float:
         with screen.stage("exporting to ONNX and checking it"):
@@ -68,16 +94,59 @@ class Package:
         if not importlib.util.find_spec("jinja2"):
             return ["no report.html: it needs jinja2 (pip install 'lbyl[report]')"]
         with screen.stage("writing the report"):
-            write_report(
-                self.result,
-                path,
-                accuracy=self.accuracy,
-                latency=milliseconds(self.document().get("latency")),
-                command=command(),
-                loader="\n".join(loading(self.network, str(out))),
-                **gather(self.prepared, self.result),
-            )
+            shown = gather(self.prepared, self.result)
+            write_json(path.with_name(SHOWN), shown)
+            page(self.document(), self.told, path, shown, loading(self.named, str(out)))
         return []
+
+
+def page(
+    document: dict[str, Any],
+    result: Result,
+    path: Path,
+    shown: dict[str, Any],
+    lines: list[str],
+    comparison: Any = None,
+) -> None:
+    """The report of what plan.json and report.json hold."""
+    commands = [*document.get("earlier", []), document.get("command")]
+    write_report(
+        result,
+        path,
+        accuracy=document.get("accuracy"),
+        latency=milliseconds(document.get("latency")),
+        comparison=comparison,
+        command="\n".join(filter(None, commands)) or None,
+        loader="\n".join(lines),
+        afterwards=document.get("afterwards"),
+        **shown,
+    )
+
+
+def origin(network: Network) -> dict[str, Any] | None:
+    """plan.json of the directory that a network was read from, None where it was another file."""
+    for place in (network.name, network.weights):
+        if place and (Path(place) / PLAN).is_file():
+            document: dict[str, Any] = read_json(Path(place) / PLAN)
+            return document
+    return None
+
+
+def renamed(network: Network, document: dict[str, Any]) -> Network:
+    """The network under the name it was compressed by."""
+    known = document.get("network") or {}
+    return replace(network, name=str(known.get("name", network.name)))
+
+
+def stored(document: dict[str, Any], model: nn.Module) -> Result:
+    """The result that plan.json holds, with one clear error where it holds none."""
+    if not isinstance(document.get("result"), dict):
+        raise LbylError(f"this {PLAN} holds no result: compress the network again")
+    plan = Plan.from_dict(document)
+    try:
+        return Result.from_dict(document["result"], model, plan)
+    except (KeyError, TypeError) as error:
+        raise LbylError(f"the result in {PLAN} is incomplete: {error}") from error
 
 
 def milliseconds(seconds: dict[str, float] | None) -> dict[str, float]:
@@ -91,24 +160,20 @@ def command() -> str:
 
 
 def loading(network: Network, out: str) -> list[str]:
-    """Python that loads what was written."""
-    source, _, name = network.name.partition(":")
-    options = "" if network.classes is None else f", num_classes={network.classes}"
-    if source == "torchvision":
-        first = "import lbyl, torchvision"
-        made = f'torchvision.models.get_model("{name}"{options})'
-    elif source == "timm":
-        first, made = "import lbyl, timm", f'timm.create_model("{name}"{options})'
-    elif source == "lbyl":
-        first = "import lbyl; from lbyl.models import zoo"
-        made = f'zoo.create("{name}")'
-    elif source == "hf":
-        kind = type(network.model).__name__
+    """Python that loads what was written, ready to use."""
+    source = network.name.partition(":")[0]
+    if source in ("torchvision", "timm", "lbyl"):  # plan.json says which network it was
+        return ["import lbyl", f'model = lbyl.load("{out}")']
+    if source == "hf":
+        kind, place = type(network.model).__name__, network.name.partition(":")[2]
         first = f"import lbyl; from transformers import {kind}"
-        made = f'{kind}.from_pretrained("{name}")'
+        made = f'{kind}.from_pretrained("{place}")'
     elif ".py:" in network.name:
         path, _, function = network.name.rpartition(":")
         first, made = f"import lbyl; from {Path(path).stem} import {function}", f"{function}()"
+    elif ":" in network.name:
+        module, _, function = network.name.rpartition(":")
+        first, made = f"import lbyl; from {module} import {function}", f"{function}()"
     else:
         first, made = "import lbyl", "the_original_network"
-    return [first, f'model = lbyl.load("{out}", model={made})']
+    return [first, f'model = lbyl.load("{out}", model={made}).eval()']

@@ -10,12 +10,13 @@ import torch
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
+from lbyl.cli.files import command, origin
 from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import build, load_images, measure
 from lbyl.data import ImageSet
 from lbyl.models import Network
 from lbyl.storage import MODEL, PLAN
-from lbyl.torchkit.files import read_json, write_json, write_tensors
+from lbyl.torchkit.files import write_json, write_tensors
 from lbyl.torchkit.format import counted
 from lbyl.torchkit.tensors import tensors
 from lbyl.train import TrainConfig
@@ -95,10 +96,16 @@ def finetune(
         cpu=device == "cpu",
     )
     after = measure(screen, network, held_out, stage="accuracy after") if held_out else None
-    save(network, out, history.to_dict())
+    save(network, out, history.to_dict(), after)
     screen.data({"out": str(out), "before": before, "after": after, **history.to_dict()})
     gain = f": {before:.2f} % → [bold]{after:.2f} %[/]" if held_out else ""
-    screen.say(f"trained for {counted(len(history), 'epoch')}{gain}", f"wrote {bold(out)}")
+    screen.say(f"trained for {counted(len(history), 'epoch')}{gain}")
+    losses = [row["train_loss"] for row in history]
+    if losses:
+        screen.say(
+            f"training loss {losses[0]:.4f} in the first epoch, {losses[-1]:.4f} in the last"
+        )
+    screen.say(f"wrote {bold(out)}")
 
 
 class Labelled(torch.utils.data.Dataset[tuple[Any, int]]):
@@ -118,11 +125,28 @@ class Labelled(torch.utils.data.Dataset[tuple[Any, int]]):
         return image, int(self.labels[index])
 
 
-def save(network: Network, out: Path, history: dict[str, Any]) -> None:
+def save(
+    network: Network, out: Path, history: dict[str, Any], accuracy: float | None = None
+) -> None:
     """The trained weights; a compressed network stays one that `lbyl.load` reads."""
     out.mkdir(parents=True, exist_ok=True)
     write_tensors(out / MODEL, tensors(network.model), {"format": "pt"})
-    origin = next((p for p in (network.name, network.weights) if p and Path(p).is_dir()), None)
-    if origin and (Path(origin) / PLAN).is_file():
-        write_json(out / PLAN, read_json(Path(origin) / PLAN))
+    document = origin(network)
+    if document is not None:
+        write_json(out / PLAN, trained(document, history, accuracy))
     write_json(out / "history.json", history)
+
+
+def trained(
+    document: dict[str, Any], history: dict[str, Any], accuracy: float | None
+) -> dict[str, Any]:
+    """plan.json of a network that was trained since: what was measured of it holds no longer."""
+    made = {k: v for k, v in document.items() if k not in ("accuracy", "latency")}
+    epochs = counted(len(history.get("epochs", [])), "epoch")
+    result = {**document.get("result", {}), "forecast": None}
+    commands = [*document.get("earlier", []), document.get("command")]
+    made |= {"result": result, "earlier": commands, "command": command()}
+    made["afterwards"] = f"Trained for {epochs} afterwards."
+    if accuracy is not None:
+        made["accuracy"] = {"slim": accuracy}
+    return made

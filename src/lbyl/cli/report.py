@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lbyl import LbylError, Plan, Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.files import REPORT, loading, milliseconds
+from lbyl.cli.files import REPORT, SHOWN, loading, page, renamed, stored
 from lbyl.cli.screen import Screen, bold
-from lbyl.models import Network, resolve
-from lbyl.report import write_report, write_tradeoff
+from lbyl.models import resolve
+from lbyl.report import write_tradeoff
 from lbyl.storage import PLAN
 from lbyl.sweep import Store
 from lbyl.torchkit.files import read_json
@@ -63,34 +61,11 @@ def report(
     with screen.stage("reading the result"):
         document = read_json(directory / PLAN)
         network = resolve(model, directory) if model else resolve(str(directory))
-        result = stored(document, network)
+        result = stored(document, network.model)
         compared = read_json(comparison) if comparison else None
+        shown = read_json(directory / SHOWN) if (directory / SHOWN).is_file() else {}
     with screen.stage("writing the report"):
-        write_report(
-            result,
-            target,
-            accuracy=document.get("accuracy"),
-            latency=milliseconds(document.get("latency")),
-            comparison=compared and compared.get("rows"),
-            command=document.get("command"),
-            loader="\n".join(loading(named(network, document), str(directory))),
-        )
+        lines = loading(renamed(network, document), str(directory))
+        page(document, result, target, shown, lines, compared and compared.get("rows"))
     screen.data({"out": str(target)})
     screen.say(f"wrote {bold(target)}")
-
-
-def named(network: Network, document: dict[str, Any]) -> Network:
-    """The network under the name it was compressed by."""
-    known = document.get("network") or {}
-    return replace(network, name=str(known.get("name", network.name)))
-
-
-def stored(document: dict[str, Any], network: Network) -> Result:
-    """The result that plan.json holds, with one clear error where it holds none."""
-    if not isinstance(document.get("result"), dict):
-        raise LbylError(f"this {PLAN} holds no result: compress the network again")
-    plan = Plan.from_dict(document)
-    try:
-        return Result.from_dict(document["result"], network.model, plan)
-    except (KeyError, TypeError) as error:
-        raise LbylError(f"the result in {PLAN} is incomplete: {error}") from error

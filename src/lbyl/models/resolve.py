@@ -96,6 +96,8 @@ def _from_directory(path: Path, weights: str | Path | None, classes: int | None)
     name = str(known.get("name", ""))
     if not name.startswith(("torchvision:", "timm:", "lbyl:")):
         what = f"comes from {name}" if name else "does not say which network it was"
-        raise LbylError(f"{path} {what}: name the model itself and give --weights {path}")
+        raise LbylError(
+            f"{path} {what}: name the model itself and give --weights {path} (in Python: model=)"
+        )
     network = resolve(name, path, known.get("input_shape"), known.get("classes") or classes)
     return replace(network.scaled(known.get("mean"), known.get("std")), name=str(path))

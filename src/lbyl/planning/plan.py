@@ -29,6 +29,20 @@ class Plan:
         """The name of the criterion or method that chose; None for a plan made by hand."""
         return (self.criterion or self.method).get("name")
 
+    def then(self, later: Plan) -> Plan:
+        """This plan and one of the network it made, as a single plan of the original."""
+        kept, channels = dict(self.kept), dict(self.channels)
+        for name, indices in later.kept.items():
+            here = kept.get(name)
+            if here is not None and len(here) != later.channels[name]:
+                raise LbylError(
+                    f"the later plan expects {later.channels[name]} channels in {name!r}, and "
+                    f"{len(here)} were kept: it belongs to another network"
+                )
+            kept[name] = indices if here is None else here[indices.to(here.device)]
+            channels.setdefault(name, later.channels[name])
+        return Plan(kept, channels, later.criterion, later.method)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "version": VERSION,

@@ -14,7 +14,7 @@ from lbyl.graph.weights import unit_weights
 from lbyl.methods import Method, registry
 from lbyl.planning.plan import Plan
 from lbyl.planning.task import Task
-from lbyl.report.heatmap import downsample
+from lbyl.report.heatmap import pack
 from lbyl.restoring.error_terms import error_terms, moment_ware
 from lbyl.restoring.rewrite import restore
 from lbyl.result import Result
@@ -28,6 +28,8 @@ def gather(
     prepared: Prepared, result: Result, methods: Sequence[str | Method] = COMPARED
 ) -> dict[str, Any]:
     """Arguments for `write_report`: errors of other methods under the same plan, and deliveries.
+
+    They are plain data, which can be kept as JSON to write the same report again.
 
     `prepared` is the original network that `result` was made from. Where a method needs statistics
     they are collected, unless they have been; the errors of all methods are then told on them.
@@ -44,7 +46,7 @@ def gather(
         matrices = _matrices(prepared, task.method, pruned, known)
         if task.method is own:
             told = {row.unit: row.error for row in result.rows} if known is common else {}
-            delivery = {unit: downsample(matrix.cpu()) for unit, matrix in matrices.items()}
+            delivery = {unit: pack(unit, matrix) for unit, matrix in matrices.items()}
         else:
             told = consumer_errors(prepared, result.plan, task.method, common)
         errors[name] = _rows(prepared, task.method, pruned, matrices, told, common)

@@ -33,11 +33,15 @@ def _strongest(block: Tensor, axis: int) -> Tensor:
 
 
 def packed(delivery: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each matrix as signed bytes in base64, with the value that 127 stands for."""
-    return [_packed(str(name), matrix) for name, matrix in delivery.items()]
+    """Every matrix as the page paints it; one that was packed before stays as it is."""
+    return [
+        dict(matrix) if isinstance(matrix, Mapping) else pack(str(name), matrix)
+        for name, matrix in delivery.items()
+    ]
 
 
-def _packed(name: str, values: Any) -> dict[str, Any]:
+def pack(name: str, values: Any) -> dict[str, Any]:
+    """A matrix as signed bytes in base64, with its own size and the value that 127 stands for."""
     matrix = torch.as_tensor(values).detach().cpu().double()
     if matrix.dim() != 2 or not matrix.numel():
         raise LbylError(

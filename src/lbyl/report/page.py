@@ -56,6 +56,7 @@ def write_report(
     latency: Mapping[str, Any] | None = None,
     command: str | None = None,
     loader: str | None = None,
+    afterwards: str | None = None,
 ) -> Path:
     """Write one self-contained HTML file about a compression.
 
@@ -64,6 +65,7 @@ def write_report(
     and `delivery` are what `lbyl.report.gather` computes. `latency` gives milliseconds "before"
     and "after", and whatever else should be said of how they were measured. `loader` are lines
     that load the saved result with this package; a program without it is always shown.
+    `afterwards` says what was done to the network since.
     """
     path = Path(path)
     if path.is_dir():
@@ -73,6 +75,7 @@ def write_report(
     table = dict(errors) if errors else {str(result.method["name"]): own}
     text = page_template("template.html").render(
         **_story(result),
+        afterwards=afterwards,
         cards=_cards(result, accuracy or {}, latency or {}, own),
         accuracies=_accuracies(accuracy or {}),
         rows=own,
@@ -106,7 +109,7 @@ def _tabs(delivery: bool, comparison: bool) -> list[tuple[str, str]]:
 
 def _largest(delivery: Mapping[str, Any]) -> int:
     """The matrix shown first: the largest has most to see."""
-    sizes = [len(matrix) for matrix in delivery.values()]
+    sizes = [m["channels"] if isinstance(m, Mapping) else len(m) for m in delivery.values()]
     return sizes.index(max(sizes)) if sizes else 0
 
 

@@ -83,7 +83,7 @@ def _run_epochs(
     session: Session, held_out: Dataset[Any] | None, history: History, store: Store, shown: bool
 ) -> None:
     config = session.config
-    with _progress(shown and session.accelerator.is_main_process) as tick:
+    with _progress(shown and session.accelerator.is_main_process, history) as tick:
         for epoch in range(len(history), config.epochs):
             started = time.perf_counter()
             loss = session.train_epoch(epoch, tick)
@@ -104,8 +104,12 @@ def _run_epochs(
 
 
 @contextmanager
-def _progress(shown: bool) -> Iterator[Any]:
+def _progress(shown: bool, history: History) -> Iterator[Any]:
     """A function to call after each step, drawing a bar where one is wanted."""
+
+    def losses() -> str:
+        return f", loss {history[-1]['train_loss']:.4f}" if history else ""
+
     if not shown:
         yield lambda *_: None
         return
@@ -115,7 +119,7 @@ def _progress(shown: bool) -> Iterator[Any]:
         task = bar.add_task("training", total=None)
 
         def tick(epoch: int, epochs: int, step: int, steps: int) -> None:
-            label = f"epoch {epoch + 1}/{epochs}"
+            label = f"epoch {epoch + 1}/{epochs}{losses()}"
             bar.update(
                 task, description=label, total=epochs * steps, completed=epoch * steps + step
             )
