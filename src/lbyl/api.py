@@ -90,8 +90,8 @@ def compress(
     units that cost much and save little, and the result says which; patterns are taken literally.
 
     `criterion` chooses the channels, `method` says what the kept ones take over. Without a
-    criterion `echo` tries "l2" and "echo" and keeps what diverges least from the original on fresh
-    inputs; all other methods go by "l2".
+    criterion `echo` tries "l2" and "echo" and keeps the second unless the first diverges clearly
+    less from the original on fresh inputs; all other methods go by "l2".
 
     `data` is what the network is run on: procedural images unless given, "inversion", a number of
     procedural images, your own unlabelled inputs (a tensor, or an iterable of batches), or
