@@ -1,13 +1,13 @@
 """How well agreement with the original, measured without data, tells the accuracy kept.
 
-    python -m benchmarks.forecast measure --device cuda    # network × criterion × ratio × method
-    python -m benchmarks.forecast fit                      # the map from these rows, and its errors
+    python -m benchmarks.forecast --device cuda --out ROWS.jsonl
+    python -m benchmarks.forecast_fit ROWS.jsonl       # the map from these rows, and its errors
 
-`measure` prunes every network in many ways and notes, beside the true accuracy on test images, what
+It prunes every network in many ways and notes, beside the true accuracy on test images, what
 can be known without any: how often and how far the answers of the slim network differ from the
 original's on painted and on inverted inputs. Rows are stored as they come, and what is stored is
-not measured again. `fit` calibrates the map that ships with the package
-(`lbyl/restoring/forecast.py`) with one network left out at a time, and says how far it is off.
+not measured again. `benchmarks.forecast_fit` calibrates the map that ships with the package
+(`lbyl/restoring/forecast.py`) on them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -81,9 +81,9 @@ class Setting:
         return f"{self.method}{refined}/{self.criterion}/{self.ratio:g}"
 
 
-def settings(refined: bool = True) -> Iterator[Setting]:
+def settings(refined: bool = True, ratios: Sequence[float] = RATIOS) -> Iterator[Setting]:
     """All ways, the smallest ratio first."""
-    for ratio in RATIOS:
+    for ratio in ratios:
         for criterion, methods in METHODS.items():
             for method in methods:
                 yield Setting(ratio, criterion_for(method, criterion), method)
@@ -121,6 +121,7 @@ class Comparison:
 
     case: Case
     inverts: bool = True
+    inputs: int = PAINTED
     batches: dict[str, list[Inputs]] = field(default_factory=dict)
 
     @cached_property
@@ -136,8 +137,8 @@ class Comparison:
         prepared, model = self.case.prepared(), self.case.network.model
         part = 4 if is_large(self.case.network) else 1
         fresh = FreshInputs(model, self.case.network.example, seed=20_000)
-        self.batches["painted"] = list(fresh.collection(PAINTED // part).batches)
-        self.batches["real"] = list(self.case.test.unlabelled(PAINTED // part // 2, 64))
+        self.batches["painted"] = list(fresh.collection(self.inputs // part).batches)
+        self.batches["real"] = list(self.case.test.unlabelled(self.inputs // part // 2, 64))
         if not prepared.graph.norms:
             return ["painted", "real"]
         if not self.inverts:
@@ -224,11 +225,15 @@ def _within(teacher: Tensor, student: Tensor, count: int) -> Tensor:
 
 def measure(name: str, options: argparse.Namespace, known: set[str]) -> Iterator[dict[str, Any]]:
     """A row for every setting of a network that is not known yet."""
-    wanted = [s for s in settings(not options.painted) if f"{name} {s.key}" not in known]
+    wanted = [
+        s
+        for s in settings(not options.painted, options.ratios or RATIOS)
+        if f"{name} {s.key}" not in known
+    ]
     if not wanted:
         return
     case = load(name, options.device, options.limit, options.trained)
-    model, comparison = case.network.model, Comparison(case, not options.painted)
+    model, comparison = case.network.model, Comparison(case, not options.painted, options.inputs)
     original = answers(case, model)
     labels = torch.cat([y for _, y in case.test.batches])
     base = float((original == labels).double().mean())
@@ -276,7 +281,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("measure", "fit"))
+    parser.add_argument("what", nargs="?", choices=("measure",), default="measure")
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--limit", type=int, help="test images to use")
@@ -285,6 +290,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--trained", type=Path, default=Path("trained"), help="small networks")
     parser.add_argument("--painted", action="store_true", help="neither inversion nor refinement")
+    parser.add_argument("--ratios", nargs="*", type=float, help="these only")
+    parser.add_argument("--inputs", type=int, default=PAINTED, help="painted ones, at 32 pixels")
     parser.add_argument("--minutes", type=float, help="stop after so many; go on by a second call")
     return parser.parse_args()
 
@@ -292,8 +299,6 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     options.until = time.perf_counter() + 60 * (options.minutes or 0)
-    if options.what == "fit":
-        raise SystemExit("not yet")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     known = {f"{row['network']} {row['key']}" for row in read_rows(options.out)}
     with options.out.open("a") as file:

@@ -78,7 +78,7 @@ class Judges:
         """Tells how much accuracy a network keeps: on own inputs, else on fresh ones."""
         if self.own is not None:
             return Forecaster(self.model, list(self.own.batches), "own")
-        return Forecaster(self.model, self.fresh.forecasting)
+        return Forecaster(self.model, self.fresh.forecasting, by_batch=bool(self.graph.norms))
 
     @cached_property
     def scratch(self) -> Scratch:

@@ -12,7 +12,16 @@ from torch import nn
 
 import lbyl
 from lbyl.models import resolve
-from lbyl.restoring.forecast import FRESH, OWN, Calibration, Forecast, Forecaster, equal_answers
+from lbyl.restoring.forecast import (
+    FRESH,
+    OWN,
+    Calibration,
+    Forecast,
+    Forecaster,
+    Signs,
+    correlation,
+    equal_answers,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +45,46 @@ def test_less_is_kept_the_more_is_pruned_and_every_result_tells_it(prepared: lby
     assert first.startswith("keeps about ") and "equal answers" in first
 
 
+GRID = [
+    Signs(agreement, divergence, correlation)
+    for agreement in (0.0, 0.3, 0.9, 1.0)
+    for divergence in (0.0, 1e-3, 0.1, 10.0)
+    for correlation in (-0.2, 0.5, 0.99, 1.0)
+]
+
+
 def test_the_interval_holds_the_forecast_and_both_stay_between_nothing_and_all() -> None:
     for calibration in (FRESH, OWN):
-        for agreement in (0.0, 0.3, 0.9, 1.0):
-            for divergence in (0.0, 1e-3, 0.1, 10.0):
-                kept, low, high = calibration(agreement, divergence)
-                assert 0 <= low <= kept <= high <= 1
+        for signs in GRID:
+            kept, low, high = calibration(signs)
+            assert 0 <= low <= kept <= high <= 1
 
 
-def test_more_agreement_and_less_divergence_never_lower_the_forecast() -> None:
+def test_no_sign_for_the_better_lowers_the_forecast() -> None:
     for calibration in (FRESH, OWN):
-        by_agreement = [calibration(a / 20, 0.05)[0] for a in range(21)]
-        by_divergence = [calibration(0.9, 10.0**-d)[0] for d in range(6)]
-        assert by_agreement == sorted(by_agreement)
-        assert by_divergence == sorted(by_divergence)
+        for field, better in (("agreement", 0.05), ("divergence", -1e-3), ("correlation", 0.01)):
+            for signs in GRID:
+                other = dataclasses.replace(signs, **{field: getattr(signs, field) + better})
+                assert calibration(other)[0] >= calibration(signs)[0]
 
 
 def test_errors_between_two_points_of_the_table_lie_on_a_line() -> None:
-    table = Calibration((0.0, 1.0, 0.0), ((0.0, 0.2, 0.4), (0.5, 0.1, 0.2), (1.0, 0.0, 0.0)))
-    kept, low, high = table(0.75, 1.0)
+    points = ((0.0, 0.2, 0.4), (0.5, 0.1, 0.2), (1.0, 0.0, 0.0))
+    kept, low, high = Calibration(0.0, {"differing": 1.0}, points)(Signs(0.75, 1.0, 0.5))
     assert kept == pytest.approx(0.75)
     assert (low, high) == (pytest.approx(0.7), pytest.approx(0.85))
 
 
 def test_outputs_that_are_not_finite_keep_nothing() -> None:
-    assert FRESH(0.1, math.inf) == (0.0, 0.0, 0.0)
-    assert FRESH(0.1, math.nan) == (0.0, 0.0, 0.0)
+    for apart in (math.inf, math.nan):
+        assert FRESH(Signs(0.1, apart, 0.0)) == (0.0, 0.0, 0.0)
+
+
+def test_scores_that_differ_by_a_factor_or_a_constant_correlate_wholly() -> None:
+    scores = torch.randn(20, 5, dtype=torch.float64)
+    moved = 3 * scores + torch.randn(20, 1) + torch.randn(5)
+    assert correlation(scores, moved) == pytest.approx(1)
+    assert correlation(scores, torch.zeros_like(scores)) == 0
 
 
 def test_answers_are_of_examples_tokens_and_pixels() -> None:

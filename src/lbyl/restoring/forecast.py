@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,26 +51,44 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """From agreement and divergence to accuracy kept.
+class Signs:
+    """What is measured of two networks on the same inputs."""
 
-    With a the fraction of equal answers and d the divergence, the accuracy kept is 1 − σ(z), where
-    z = w · (1, log odds of 1 − a, log d). `errors` says, for values of `kept`, how far below and
-    above it the truth lies in nine cases of ten.
+    agreement: float  # fraction of equal answers
+    divergence: float  # of answers, at a temperature where the original is half sure, twice
+    correlation: float  # of scores, less the mean of each class and each example
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The same on scales that have no ends: log odds and logarithms, larger being worse."""
+        differing = min(max(1 - self.agreement, LEAST), 1 - LEAST)
+        alike = min(max(self.correlation, LEAST), 1.0) ** 2
+        return {
+            "differing": math.log(differing / (1 - differing)),
+            "divergence": math.log(min(max(self.divergence, LEAST**2), 1 / LEAST)),
+            "correlation": math.log(max(1 / alike - 1, LEAST**2)),
+        }
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """From signs to accuracy kept: 1 − σ(constant + Σ weight · number).
+
+    `errors` says, for values of that, how far below and above it the truth lies in nine cases of
+    ten.
     """
 
-    weights: tuple[float, float, float]
+    constant: float
+    weights: Mapping[str, float]
     errors: tuple[tuple[float, float, float], ...]  # kept, how far below, how far above; ascending
 
-    def __call__(self, agreement: float, divergence: float) -> tuple[float, float, float]:
+    def __call__(self, signs: Signs) -> tuple[float, float, float]:
         """Accuracy kept, and the interval around it."""
-        differing = min(max(1 - agreement, LEAST), 1 - LEAST)
-        if not math.isfinite(divergence):
+        if not math.isfinite(signs.divergence):
             return 0.0, 0.0, 0.0
-        spread = math.log(min(max(divergence, LEAST**2), 1 / LEAST))
-        odds = math.log(differing / (1 - differing))
-        one, two, three = self.weights
-        kept = 1 / (1 + math.exp(min(one + two * odds + three * spread, 50.0)))
+        numbers = signs.numbers
+        z = self.constant + sum(weight * numbers[name] for name, weight in self.weights.items())
+        kept = 1 / (1 + math.exp(min(z, 50.0)))
         below, above = self._errors(kept)
         return kept, max(0.0, kept - below), min(1.0, kept + above)
 
@@ -86,19 +104,51 @@ class Calibration:
 
 HELD = 1 << 25  # values of the original's outputs that are kept to compare with
 LEAST = 1e-3  # answers that differ less often than this are not told apart
+TEMPERATURE = 2.0  # times the one at which the original is half sure
 
-# Fitted by `python -m benchmarks.forecast fit`; docs/results/forecast.json has the rows.
-FRESH = Calibration((0.0, 1.0, 0.0), ((0.0, 0.2, 0.2), (1.0, 0.1, 0.1)))
-OWN = Calibration((0.0, 1.0, 0.0), ((0.0, 0.2, 0.2), (1.0, 0.1, 0.1)))
+# Fitted by `python -m benchmarks.forecast_fit`; docs/results/forecast.json has the rows.
+FRESH = Calibration(
+    1.3034,
+    {"divergence": 1.9788, "correlation": 0.6584},
+    (
+        (0.0, 0.13, 0.3462),
+        (0.2, 0.2261, 0.4972),
+        (0.4, 0.3262, 0.2841),
+        (0.6, 0.2955, 0.2242),
+        (0.8, 0.1749, 0.2076),
+        (0.9, 0.1749, 0.0765),
+        (0.96, 0.0954, 0.0323),
+        (1.0, 0.0489, 0.0088),
+    ),
+)
+OWN = Calibration(
+    -0.347,
+    {"differing": 1.0778},
+    (
+        (0.0, 0.0518, 0.0146),
+        (0.2, 0.0827, 0.0313),
+        (0.4, 0.1048, 0.0576),
+        (0.6, 0.1076, 0.0948),
+        (0.8, 0.1039, 0.0948),
+        (0.9, 0.0732, 0.0886),
+        (0.96, 0.0411, 0.0634),
+        (1.0, 0.0098, 0.0089),
+    ),
+)
 
 
 @dataclass
 class Forecaster:
-    """Compares networks with `model` on batches, which it runs on once."""
+    """Compares networks with `model` on batches, which it runs on once.
+
+    With `by_batch` scores are also compared with BatchNorm normalising by the batch: that tells
+    apart what the network has lost from what its running statistics have.
+    """
 
     model: nn.Module
     batches: Sequence[Inputs]
     source: str = "fresh"
+    by_batch: bool = False
 
     @cached_property
     def _outputs(self) -> list[list[Tensor]]:
@@ -112,8 +162,22 @@ class Forecaster:
         return made
 
     @cached_property
+    def _scores(self) -> Tensor | None:
+        """(n, classes): where outputs are answers, what they are chosen by."""
+        return _joined(self._outputs)
+
+    @cached_property
+    def _scores_by_batch(self) -> Tensor | None:
+        return _joined(outputs(self.model, self._used, True))
+
+    @cached_property
     def _temperature(self) -> float:
-        return half_sure(torch.cat([out[0] for out in self._outputs]))
+        assert self._scores is not None
+        return TEMPERATURE * half_sure(self._scores)
+
+    @property
+    def _used(self) -> Sequence[Inputs]:
+        return self.batches[: len(self._outputs)]
 
     @property
     def _inputs(self) -> int:
@@ -121,21 +185,36 @@ class Forecaster:
 
     def __call__(self, slim: nn.Module) -> Forecast:
         """What `slim` keeps of the original's accuracy."""
-        teacher = self._outputs
-        student = outputs(slim, self.batches[: len(teacher)], False)
-        pairs = list(zip(teacher, student, strict=True))
-        answers = all(is_answer(out) for out in teacher)
-        if answers:
-            apart = [kl(t[0], s[0], self._temperature) for t, s in pairs]
-        else:
-            apart = [relative_error(t, s) for t, s in pairs]
+        made = outputs(slim, self._used, False)
+        pairs = list(zip(self._outputs, made, strict=True))
         equal = [same for t, s in pairs if (same := equal_answers(t, s)) is not None]
         agreement = float(torch.cat(equal).double().mean()) if len(equal) == len(pairs) else None
-        divergence = float(torch.cat(apart).mean())
-        kept, low, high = None, None, None
-        if answers and agreement is not None:
-            kept, low, high = (OWN if self.source == "own" else FRESH)(agreement, divergence)
+        teacher, student = self._scores, _joined(made)
+        if teacher is None or student is None or agreement is None:
+            error = float(torch.cat([relative_error(t, s) for t, s in pairs]).mean())
+            return Forecast(agreement, error, None, None, None, self._inputs, self.source)
+        divergence = float(kl(teacher, student, self._temperature).mean())
+        if self.by_batch:
+            teacher, student = self._scores_by_batch, _joined(outputs(slim, self._used, True))
+            assert teacher is not None and student is not None  # as they were in use
+        signs = Signs(agreement, divergence, correlation(teacher, student))
+        kept, low, high = (OWN if self.source == "own" else FRESH)(signs)
         return Forecast(agreement, divergence, kept, low, high, self._inputs, self.source)
+
+
+def _joined(batches: Sequence[list[Tensor]]) -> Tensor | None:
+    """Scores of all batches; None where an output is not one vector an example."""
+    if not batches or not all(is_answer(out) for out in batches):
+        return None
+    return torch.cat([out[0] for out in batches])
+
+
+def correlation(teacher: Tensor, student: Tensor) -> float:
+    """Of scores (n, classes), less what every class and every example has on average."""
+    t, s = (x - x.mean(1, keepdim=True) for x in (teacher, student))
+    t, s = t - t.mean(0), s - s.mean(0)
+    product = (t * s).sum() / (t.square().sum() * s.square().sum()).sqrt().clamp(min=1e-30)
+    return float(product) if bool(product.isfinite()) else 0.0
 
 
 def equal_answers(teacher: list[Tensor], student: list[Tensor]) -> Tensor | None:
