@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint bench docs fuzz clean
+.PHONY: help demo test test-all lint bench docs fuzz fuzz-files kill clean
 
 help:
 	@echo "make demo      prune and restore the network that ships with the package"
@@ -13,6 +13,8 @@ help:
 	@echo "make lint      ruff, mypy and the order of imports"
 	@echo "make bench     the benchmarks, small settings"
 	@echo "make fuzz      random networks, each asked for every promise (COUNT=10000 SEED=0)"
+	@echo "make fuzz-files  damaged files of every kind, with limits on memory and time (COUNT=500)"
+	@echo "make kill      processes killed while they save, compress, fine-tune and sweep (COUNT=25)"
 	@echo "make docs      the documentation site, warnings are errors"
 
 $(STAMP): pyproject.toml
@@ -39,6 +41,16 @@ fuzz: COUNT ?= 10000
 fuzz: SEED ?= 0
 fuzz: $(STAMP)
 	$(BIN)/python scripts/fuzz.py --count $(COUNT) --first $(SEED)
+
+fuzz-files: COUNT ?= 500
+fuzz-files: SEED ?= 0
+fuzz-files: $(STAMP)
+	$(BIN)/python scripts/fuzz_files.py --count $(COUNT) --seed $(SEED)
+
+kill: COUNT ?= 25
+kill: SEED ?= 0
+kill: $(STAMP)
+	$(BIN)/python scripts/kill.py --count $(COUNT) --seed $(SEED)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.lenet_fashionmnist

@@ -302,3 +302,20 @@ def test_parametrised_networks_are_cut_saved_and_loaded(norm: Any, tmp_path: Pat
     result = lbyl.compress(model, images, 0.5, criterion="l2", data=images)
     assert_reloads(result, images, fresh, tmp_path / "out")
     assert len(flat(copy.deepcopy(fresh.eval())(images))) == 1
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_groups_without_a_weight_of_their_own_keep_their_size(affine: bool) -> None:
+    """A grouped convolution behind them ties what they tie, and hid that their number stayed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv1d(3, 8, 1), nn.ReLU(), nn.GroupNorm(4, 8, affine=affine)),
+        *(nn.Conv1d(8, 8, 1, groups=2), nn.Tanh(), nn.Conv1d(8, 3, 1)),
+    ).double()
+    x = torch.randn(2, 3, 5).double()
+    graph = lbyl.trace(model, x)
+    assert len(graph.units) == int(affine)
+    if affine:
+        assert prove_cut(model, x, graph, 0.5).exact < 1e-9
+    else:
+        assert "number of groups" in graph.unprunable["0"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,41 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """What the file system refuses (full, read-only, gone) as one error that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise LbylError(f"{path} cannot be written: {error.strerror or error}") from error
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place only when all is written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        _make_ordinary(temporary, 0o666)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _telling(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(path, path.parent)
+        temporary.touch(exist_ok=False)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def _make_ordinary(path: Path, mode: int) -> None:
-    """Temporary files are private; a result is as readable as anything its user makes."""
-    umask = os.umask(0)
-    os.umask(umask)
-    path.chmod(mode & ~umask)
+def _beside(path: Path, folder: Path) -> Path:
+    """A hidden name that nothing has; what is made there gets the modes that its user's files get.
+
+    `tempfile` makes private ones, and asking for the umask changes it for all threads.
+    """
+    return folder / f".{path.name}.{secrets.token_hex(6)}"
 
 
 @contextmanager
@@ -50,30 +64,55 @@ def whole_directory(path: Path, last: str = "") -> Iterator[Path]:
         raise LbylError(f"{path} is a file; give a directory to write to")
     exists = path.is_dir()
     parent = path if exists else path.parent
-    parent.mkdir(parents=True, exist_ok=True)
+    with _telling(path), _alone_in(path if exists else None):
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(path, parent)
+        temporary.mkdir()
+        try:
+            yield temporary
+            if exists:
+                for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
+                    file.replace(path / file.name)
+            else:
+                temporary.replace(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _alone_in(path: Path | None) -> Iterator[None]:
+    """One writer at a time in a directory: files of two would be mixed.
+
+    The lock lies on the directory itself and ends with its process, so that nothing is left behind.
+    """
+    if path is None or fcntl is None:
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
     try:
-        temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{path.name}."))
-    except OSError as error:
-        raise LbylError(f"{path} cannot be written to: {error}") from error
-    try:
-        yield temporary
-        if exists:
-            for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
-                file.replace(path / file.name)
-        else:
-            _make_ordinary(temporary, 0o777)
-            temporary.replace(path)
+        with suppress(OSError):  # some file systems know no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LbylError(
+                    f"{path} is being written by another process: wait, or give another directory"
+                ) from None
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(handle)
 
 
 def write_tensors(path: Path, values: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
     """Write tensors as safetensors, atomically."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     ready = {name: value.detach().cpu().contiguous() for name, value in values.items()}
     with whole_file(path) as temporary:
-        save_file(ready, str(temporary), dict(notes))
+        try:
+            save_file(ready, str(temporary), dict(notes))
+        except SafetensorError as error:  # it tells of the file system in its own way
+            raise LbylError(f"{path} cannot be written: {error}") from error
 
 
 def read_tensors(

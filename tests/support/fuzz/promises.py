@@ -19,17 +19,19 @@ from torch import Tensor, nn
 import lbyl
 from lbyl.graph.unit import Graph
 from lbyl.planning.plan import Plan
+from lbyl.restoring.rewrite import restore
 from lbyl.surgery.indices import kept_along, kept_mask
+from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.run import call_model
 from lbyl.torchkit.tensors import tensors
 from support.fuzz.architectures import Drawn, draw, reset
 from support.networks import fingerprint
-from support.quick import correcting
 from support.reference import distance, flat
 
 EXACT = 1e-7  # relative, in float64: some networks divide by what nearly cancels
 IMAGES = 12
 RATIOS = (0.25, 0.5, 0.75)
+NONE = lbyl.methods.resolve("none")
 
 
 class Broken(AssertionError):
@@ -56,19 +58,18 @@ def check(seed: int) -> Kept:
             _require(bool(graph.unprunable), "a reason for every layer: there is none")
             return Kept(0)
         prepared = lbyl.Prepared(model, drawn.inputs, graph, IMAGES)
-        ratio = rng.choice(RATIOS)
-        criterion = rng.choice(["l1", "l2", "l2-gm", "random"])
-        cut = lbyl.Prepared(model, drawn.inputs, graph).compress(
-            {"*": ratio}, method="none", criterion=criterion
-        )
-        method = rng.choice(lbyl.methods.names())
-        restored = _restore(prepared, cut.plan, method, ratio)
+        options: dict[str, Any] = {"method": rng.choice(lbyl.methods.names())}
+        method = lbyl.methods.resolve(options["method"])
+        if not method.chooses:
+            options["criterion"] = rng.choice(["l1", "l2", "l2-gm", "random"])
+        restored = prepared.compress({"*": rng.choice(RATIOS)}, **options)
+        cut = restore(model, graph, restored.plan, NONE, None).model
     _check_identity(drawn, graph)
-    _check_silenced(drawn, graph, cut)
-    _check_sizes(cut)
+    _check_silenced(drawn, graph, restored.plan, cut)
+    _check_sizes(restored)
     _check_restored(drawn, prepared, restored, method)
-    _check_reloads(drawn, rng.choice([cut, restored]), seed)
-    return Kept(len(graph.units), method)
+    _check_reloads(drawn, restored, seed)
+    return Kept(len(graph.units), method.name)
 
 
 def _require(holds: bool, what: str) -> None:
@@ -130,8 +131,10 @@ def run(model: nn.Module, inputs: Any) -> list[Tensor]:
 
 
 def _check_identity(drawn: Drawn, graph: Graph) -> None:
-    whole = lbyl.Prepared(drawn.model, drawn.inputs, graph).compress(0.0, method="none")
-    before, after = run(drawn.model, drawn.inputs), run(whole.model, drawn.inputs)
+    sizes = {unit.name: unit.channels for unit in graph}
+    plan = Plan({name: torch.arange(size) for name, size in sizes.items()}, sizes)
+    whole = restore(drawn.model, graph, plan, NONE, None).model
+    before, after = run(drawn.model, drawn.inputs), run(whole, drawn.inputs)
     same = len(before) == len(after) and all(map(torch.equal, before, after))
     _require(same, "ratio 0 is the identity: the outputs differ")
 
@@ -147,54 +150,51 @@ def silenced(model: nn.Module, graph: Graph, plan: Plan) -> nn.Module:
     return quiet
 
 
-def _check_silenced(drawn: Drawn, graph: Graph, cut: lbyl.Result) -> None:
-    quiet = silenced(drawn.model, graph, cut.plan)
-    off = distance(run(quiet, drawn.inputs), run(cut.model, drawn.inputs))
+def _check_silenced(drawn: Drawn, graph: Graph, plan: Plan, cut: nn.Module) -> None:
+    quiet = silenced(drawn.model, graph, plan)
+    off = distance(run(quiet, drawn.inputs), run(cut, drawn.inputs))
     _require(off < EXACT, f"method none equals silencing: it is off by {off:.1e}")
 
 
-def _check_sizes(cut: lbyl.Result) -> None:
+def _check_sizes(result: lbyl.Result) -> None:
     """Shapes are those planned, attributes tell them, and the counts are those of the model."""
-    for name, kept in cut.plan.kept.items():
-        for producer in cut.graph[name].producers:
-            channel = cut.graph.axes[producer.weight, producer.axis]
-            gone = ~kept_along(channel, kept_mask(cut.graph, {name: kept}))
-            size = tensors(cut.model)[producer.weight].shape[producer.axis]
-            _require(size <= len(channel) - int(gone.sum()), f"{producer.name} has lost channels")
-    counted = sum(p.numel() for p in cut.model.parameters())
-    _require(counted == cut.after.parameters, "parameters are counted as they are")
-    _require(cut.after.macs <= cut.before.macs, "multiplications do not grow")
-    for name, module in cut.model.named_modules():
+    graph, state = result.graph, tensors(result.model)
+    mask = kept_mask(graph, result.plan.kept)
+    for (name, axis), channel in graph.axes.items():
+        left = int(kept_along(channel, mask).sum())
+        _require(state[name].shape[axis] == left, f"{name} has {left} of {len(channel)} left")
+    counted = sum(p.numel() for p in result.model.parameters())
+    _require(counted == result.after.parameters, "parameters are counted as they are")
+    _require(result.after.macs <= result.before.macs, "multiplications do not grow")
+    for name, module in result.model.named_modules():
         if type(module) is nn.Linear:
             said = (module.out_features, module.in_features)
             _require(said == tuple(module.weight.shape), f"{name} tells its own size")
 
 
-def _restore(prepared: lbyl.Prepared, plan: Plan, method: str, ratio: float) -> lbyl.Result:
-    chosen = lbyl.methods.resolve(method)
-    if chosen.chooses:
-        return prepared.compress({"*": ratio}, method=method)
-    return prepared.compress(plan, method=method)
-
-
 def _check_restored(
-    drawn: Drawn, prepared: lbyl.Prepared, restored: lbyl.Result, method: str
+    drawn: Drawn, prepared: lbyl.Prepared, restored: lbyl.Result, method: lbyl.methods.Method
 ) -> None:
+    called = method.name
     for name, value in tensors(restored.model).items():
         original = tensors(drawn.model).get(name)
         if original is None or bool(original.isfinite().all()):
-            _require(bool(value.isfinite().all()), f"{method} writes what is finite: {name} is not")
+            _require(bool(value.isfinite().all()), f"{called} writes what is finite: {name} is not")
     before, after = run(drawn.model, drawn.inputs), run(restored.model, drawn.inputs)
     shapes = [x.shape for x in before] == [x.shape for x in after]
-    _require(shapes, f"{method} gives outputs of the same shapes")
-    if not lbyl.methods.resolve(method).needs_statistics:
+    _require(shapes, f"{called} gives outputs of the same shapes")
+    if not method.needs_statistics:
         return  # it does not go by statistics that it could be measured on
-    nothing = prepared.compress(restored.plan, method=correcting("none", "mean"))
-    for row, bare in zip(restored.rows, nothing.rows, strict=True):
-        if row.error is not None and bare.error is not None:
-            better = row.error <= 1.02 * bare.error + 1e-6
-            told = f"{row.error:.3g} instead of {bare.error:.3g} in {row.unit}"
-            _require(better, f"{method} is no worse than nothing on its statistics: {told}")
+    graph, plan, statistics = prepared.graph, restored.plan, prepared.statistics(method.source)
+    with noting():
+        nothing = restore(drawn.model, graph, plan, NONE, statistics)
+        something = restore(drawn.model, graph, plan, method, statistics)
+    for name, written in something.consumers.items():
+        error, bare = written.error, nothing.consumers[name].error
+        if error is not None and bare is not None:
+            better = error <= 1.02 * bare + 1e-6
+            told = f"{error:.3g} instead of {bare:.3g} in {name}"
+            _require(better, f"{called} is no worse than nothing on its statistics: {told}")
 
 
 def _check_reloads(drawn: Drawn, result: lbyl.Result, seed: int) -> None:

@@ -44,8 +44,16 @@ def batch_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
 
 @rule("group_norm")
 def group_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
-    """Channels of one group are normalised together: whole groups go."""
+    """Channels of one group are normalised together: whole groups go.
+
+    Their number is an attribute, which follows the weight of its module; without one it stays, and
+    with fewer channels it would mean smaller groups.
+    """
     x, groups = input_of(call), argument(call, 1, "num_groups")
+    weight = value_of(argument(call, 2, "weight"))
+    named = None if weight is None else flow.record.parameters.get(weight)
+    if groups > 1 and named != f"{call.module}.weight".lstrip("."):
+        return opaque(flow, call, "has a number of groups that does not follow its channels")
     channels = flow.vector(x, 1, f"its channels vary by position in {call.module}")
     blocks = channels.reshape(groups, -1)
     reason = f"it is normalised with fixed ones in {call.module}"

@@ -1,0 +1,133 @@
+"""Disks that are full or read-only, two writers, and processes that are killed while they write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import lbyl
+from lbyl.torchkit import files
+from support import quick
+from support.fuzz.kills import WORKS, in_fork, kill_at, seconds_of
+from support.networks import build, example
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, limits and modes")
+
+
+@pytest.fixture(scope="module")
+def result() -> lbyl.Result:
+    return quick.compress(build("chain"), example("chain"), 0.5, criterion="l2")
+
+
+def told(write: Callable[[Path], None], message: str) -> Callable[[Path], None]:
+    """In a process of its own: writing must fail with one clear error that says this."""
+
+    def run(folder: Path) -> None:
+        with pytest.raises(lbyl.LbylError, match=message):
+            write(folder)
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("room", [0, 1, 500, 2000])
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, result: lbyl.Result, room: int) -> None:
+    """The limit stands for the end of the disk, at several places in the files."""
+    lbyl.save(result, tmp_path / "out")
+    before = contents(tmp_path)
+
+    def save(folder: Path) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        lbyl.save(result, folder / "out")
+
+    def statistics(folder: Path) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        quick.statistics(build("chain"), example("chain")).save(folder / "statistics")
+
+    assert in_fork(told(save, "cannot be written"), tmp_path) == 0
+    assert in_fork(told(statistics, "cannot be written"), tmp_path) == 0
+    assert contents(tmp_path) == before and len(list(tmp_path.rglob("*"))) == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_what_the_file_system_says_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "plan.json").write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        with pytest.raises(lbyl.LbylError, match=rf"plan\.json.*{os.strerror(number)}"):
+            files.write_json(tmp_path / "plan.json", {"new": 1})
+    assert contents(tmp_path) == {"plan.json": b"old"}
+
+
+@pytest.mark.parametrize("target", ["out", "out/new", "new"])
+def test_a_read_only_directory_is_one_clear_error(
+    tmp_path: Path, result: lbyl.Result, target: str
+) -> None:
+    lbyl.save(result, tmp_path / "out")
+    before = contents(tmp_path)
+    for folder in (tmp_path / "out", tmp_path):
+        folder.chmod(0o555)
+
+    def save(folder: Path) -> None:
+        if os.geteuid() == 0:  # who may do everything notices nothing
+            for parent in tmp_path.parents:
+                if parent != Path("/") and parent.owner() == "root":
+                    parent.chmod(parent.stat().st_mode | 0o111)
+            os.seteuid(65534)
+        lbyl.save(result, folder / target)
+
+    try:
+        assert in_fork(told(save, "cannot be written"), tmp_path) == 0
+    finally:
+        for folder in (tmp_path, tmp_path / "out"):
+            folder.chmod(0o755)
+    assert contents(tmp_path) == before
+
+
+def test_a_second_writer_is_told_of_the_first(tmp_path: Path, result: lbyl.Result) -> None:
+    lbyl.save(result, tmp_path / "out")
+    before = contents(tmp_path)
+    with files.whole_directory(tmp_path / "out", last="plan.json"):
+        second = told(lambda folder: lbyl.save(result, folder / "out") and None, "another process")
+        assert in_fork(second, tmp_path) == 0
+        with pytest.raises(lbyl.LbylError, match="another process"):
+            lbyl.save(result, tmp_path / "out")
+    assert contents(tmp_path) == before
+    lbyl.save(result, tmp_path / "out")  # the first is done
+
+
+def test_two_writers_of_a_new_directory_leave_one_of_them(
+    tmp_path: Path, result: lbyl.Result
+) -> None:
+    with (
+        pytest.raises(lbyl.LbylError, match="cannot be written"),
+        files.whole_directory(tmp_path / "new") as slower,
+    ):
+        (slower / "half.txt").write_text("mine")
+        lbyl.save(result, tmp_path / "new")
+    assert sorted(contents(tmp_path)) == ["new/model.safetensors", "new/plan.json"]
+
+
+@pytest.mark.parametrize("name", ["save", "fine-tune"])
+def test_a_process_killed_while_it_writes_leaves_whole_files(tmp_path: Path, name: str) -> None:
+    """`python scripts/kill.py` does so a hundred times."""
+    torch.set_num_threads(1)
+    work = WORKS[name]()
+    whole = seconds_of(work, tmp_path)
+    for fraction in (0.15, 0.4, 0.7):
+        kill_at(work, tmp_path, fraction * whole)
