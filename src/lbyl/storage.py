@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lbyl.configs import described, source_of, write_config
 from lbyl.errors import LbylError
 from lbyl.planning.plan import Plan
 from lbyl.result import Result
@@ -16,6 +17,7 @@ from lbyl.surgery.layout import present_attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.files import read_json, read_tensors, whole_directory, write_json, write_tensors
 from lbyl.torchkit.masked import can_be_masked
+from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import is_layout, replace_tensors, tensors
 from lbyl.tracing.heads import names_attention
 
@@ -23,12 +25,31 @@ MODEL, PLAN = "model.safetensors", "plan.json"
 
 
 def save(result: Result, directory: str | Path) -> Path:
-    """Write `model.safetensors` and `plan.json`; the directory is either the old or the new."""
+    """Write `model.safetensors` and `plan.json`; the directory is either the old or the new.
+
+    A network of Transformers gets the `config.json` of its new sizes beside them, where one can
+    say them, so that `from_pretrained` loads it without this library.
+    """
     path = Path(directory)
     with whole_directory(path, last=PLAN) as temporary:
-        write_tensors(temporary / MODEL, tensors(result.model), {"format": "pt"})
+        write_network(result, temporary)
         write_json(temporary / PLAN, plan_document(result))
     return path
+
+
+def write_network(
+    result: Result, folder: Path, source: Path | None = None, example: Inputs = None
+) -> list[str]:
+    """Write the weights, and what Transformers needs to load them; the names of the files."""
+    made = described(result.model, result.plan, example)
+    values = tensors(result.model if made is None else made)
+    if made is not None:  # what is computed when the network is built is not stored
+        stored = made.state_dict().keys()
+        values = {name: x for name, x in values.items() if name in stored}
+    write_tensors(folder / MODEL, values, {"format": "pt"})
+    if made is None:
+        return [MODEL]
+    return [MODEL, *write_config(made, source or source_of(result.model), folder)]
 
 
 def plan_document(result: Result) -> dict[str, Any]:
@@ -81,7 +102,8 @@ def _check_original(model: nn.Module, shapes: Any) -> None:
 def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> None:
     """Every saved tensor must fit a tensor of the model, no larger than the original."""
     here = tensors(model)
-    missing = [name for name in here if name not in values]
+    stored = model.state_dict().keys()  # other buffers are computed when a network is built
+    missing = [name for name in here if name not in values and name in stored]
     # A bias may be new: restoration writes one where a consumer had none.
     extra = [n for n in values if n not in here and not _is_new(model, n)]
     if missing or extra:

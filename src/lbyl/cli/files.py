@@ -14,13 +14,13 @@ from torch import nn
 
 from lbyl import LbylError, Plan, Prepared, Result
 from lbyl.cli.screen import Screen
+from lbyl.configs import CONFIG, carry, why_not
 from lbyl.export import export_onnx
 from lbyl.latency import Timing
 from lbyl.models import Network
 from lbyl.report import gather, write_report
-from lbyl.storage import MODEL, PLAN, plan_document
-from lbyl.torchkit.files import read_json, whole_directory, write_json, write_tensors
-from lbyl.torchkit.tensors import tensors
+from lbyl.storage import PLAN, plan_document, write_network
+from lbyl.torchkit.files import read_json, whole_directory, write_json
 
 REPORT, ONNX, SHOWN = "report.html", "model.onnx", "report.json"
 OPTIONAL = (REPORT, SHOWN, ONNX, f"{ONNX}.data")
@@ -43,13 +43,13 @@ class Package:
         written: dict[str, Any] = {"out": str(out), "notes": []}
         with whole_directory(out, last=PLAN) as folder:
             with screen.stage("writing weights and plan"):
-                write_tensors(folder / MODEL, tensors(self.result.model), {"format": "pt"})
+                weights = self._network(folder, written)
                 write_json(folder / PLAN, self.document())
             if onnx:
                 written["onnx_error"] = self._onnx(screen, folder / ONNX)
             if report:
                 written["notes"] += self._report(screen, folder / REPORT, out)
-            files = [n for n in (MODEL, PLAN, *OPTIONAL) if (folder / n).is_file()]
+            files = [n for n in (*weights, PLAN, *OPTIONAL) if (folder / n).is_file()]
         for name in set(OPTIONAL) - set(files):  # of an earlier run: out of date
             (out / name).unlink(missing_ok=True)
         return written | {"files": files}
@@ -71,6 +71,16 @@ class Package:
     def named(self) -> Network:
         """The network under the name of the original."""
         return self.network if self.origin is None else renamed(self.network, self.origin)
+
+    def _network(self, folder: Path, written: dict[str, Any]) -> list[str]:
+        """The weights, with a config.json where Transformers can say the new sizes."""
+        kind, _, name = self.network.name.partition(":")
+        source = Path(name) if kind == "hf" else None
+        files = write_network(self.result, folder, source, self.network.example)
+        if kind == "hf" and CONFIG not in files:
+            written["notes"].append(why_not(self.result.plan, written["out"]))
+            carry(source, folder)
+        return files
 
     def document(self) -> dict[str, Any]:
         """What plan.json holds, with the way to the original network so that commands find it."""
@@ -166,6 +176,23 @@ def loading(network: Network, out: str) -> list[str]:
         return ["import lbyl", f'model = lbyl.load("{out}")']
     if source == "hf":
         kind, place = type(network.model).__name__, network.name.partition(":")[2]
+
+    """Python that loads what was written."""
+    source, _, name = network.name.partition(":")
+    if source == "hf" and (Path(out) / CONFIG).is_file():
+        kind = type(network.model).__name__
+        return [f"from transformers import {kind}", f'model = {kind}.from_pretrained("{out}")']
+    options = "" if network.classes is None else f", num_classes={network.classes}"
+    if source == "torchvision":
+        first = "import lbyl, torchvision"
+        made = f'torchvision.models.get_model("{name}"{options})'
+    elif source == "timm":
+        first, made = "import lbyl, timm", f'timm.create_model("{name}"{options})'
+    elif source == "lbyl":
+        first = "import lbyl; from lbyl.models import zoo"
+        made = f'zoo.create("{name}")'
+    elif source == "hf":
+        kind = type(network.model).__name__
         first = f"import lbyl; from transformers import {kind}"
         made = f'{kind}.from_pretrained("{place}")'
     elif ".py:" in network.name:

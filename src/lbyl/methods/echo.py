@@ -33,6 +33,7 @@ class Echo(Method):
     taps: str = field(default="auto", kw_only=True)  # or "channels": kernel taps served alike
     sequential: bool = field(default=False, kw_only=True)  # fit in order, on own data
     correction: str = field(default="recalibrate", kw_only=True)
+    new_bias: bool = field(default=True, kw_only=True)  # may a consumer get one that had none
 
     needs_statistics: ClassVar[bool] = True
     by_unit: ClassVar[bool] = False
@@ -73,6 +74,10 @@ class Echo(Method):
             rows = features
             flat = weight.transpose(1, 2).flatten(0, 1)
         covariance = moments.covariance.to(weight)
+        if not self.new_bias and rewrite.consumer.bias is None and rewrite.consumer.norm is None:
+            # Without a place for the mean it is part of what the kept inputs take over.
+            mean = moments.mean.flatten().to(weight)
+            covariance = covariance + torch.outer(mean, mean)
         kept, pruned = torch.nonzero(rows).reshape(-1), torch.nonzero(~rows).reshape(-1)
         delivered = deliver_weight(flat, covariance, kept, pruned, self.ridge)
         if moments.taps == weight.shape[2]:

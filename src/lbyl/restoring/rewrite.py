@@ -185,7 +185,7 @@ def _corrected(
     """What is put back behind a consumer, in full output size."""
     if shift is None:
         return {}
-    allowed = can_take_bias(model, consumer.name)
+    allowed = getattr(method, "new_bias", True) and can_take_bias(model, consumer.name)
     return corrected_values(consumer, shift, state, method.correction, allowed)
 
 
