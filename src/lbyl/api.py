@@ -21,7 +21,7 @@ from lbyl.graph.patterns import listed
 from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
-from lbyl.inputs.loader import own_batches
+from lbyl.inputs.loader import check_runs, own_batches
 from lbyl.latency import compare
 from lbyl.methods import registry as methods_registry
 from lbyl.methods.base import Method
@@ -52,9 +52,10 @@ from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model, cut, sliced
 from lbyl.surgery.indices import complete, kept_indices
 from lbyl.surgery.layout import head_attributes, layouts
+from lbyl.torchkit.bar import shown
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
-from lbyl.torchkit.run import Inputs, Progress, device_of
+from lbyl.torchkit.run import Inputs, Progress, device_of, uncompiled
 from lbyl.tracing.heads import names_attention
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
 
@@ -79,7 +80,7 @@ def compress(
     multiple_of: int | None = None,
     refine: Steps = 0,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Result:
     """Prune a fraction of the channels of `model` and restore what they carried.
 
@@ -137,14 +138,16 @@ def prepare(
     residual: bool = False,
     data: Data | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Prepared:
     """Trace `model` once, for as many questions as there are; see `compress` for the arguments."""
     check_data(data)
+    model = uncompiled(model)
     start = time.perf_counter()
     graph = trace(model, example_inputs, include=include, exclude=exclude, residual=residual)
     seconds = {"trace": time.perf_counter() - start}
-    return Prepared(model, example_inputs, graph, _repeatable(data), seed, progress, seconds)
+    repeatable, told = _repeatable(data), shown(progress)
+    return Prepared(model, example_inputs, graph, repeatable, seed, told, seconds)
 
 
 @dataclass
@@ -171,7 +174,9 @@ class Prepared:
         """The user's own inputs, None where none were given."""
         if self.data is None or isinstance(self.data, (str, int, Statistics)):
             return None
-        return own_batches(self.model, self.data)
+        batches = own_batches(self.model, self.data)
+        check_runs(self.model, batches, self.example_inputs)
+        return batches
 
     @cached_property
     def inverted(self) -> InputBatches:
@@ -462,12 +467,13 @@ def refine(
     *,
     data: Data | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Result:
     """Refine the result of a compression of `model` further; neither is changed."""
     check_data(data)
     graph, own = result.graph, _repeatable(data)
-    return Prepared(model, example_inputs, graph, own, seed, progress).refine(result, steps)
+    prepared = Prepared(uncompiled(model), example_inputs, graph, own, seed, shown(progress))
+    return prepared.refine(result, steps)
 
 
 def estimate(

@@ -48,7 +48,7 @@ def compare(
     classes: o.Classes = None,
     mean: o.Mean = None,
     std: o.Std = None,
-    device: o.Device = "cpu",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     seed: o.Seed = 0,
     json: o.Json = False,

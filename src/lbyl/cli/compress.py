@@ -18,7 +18,7 @@ from lbyl.cli.parse import (
     parse_task,
 )
 from lbyl.cli.screen import Screen, bold, plain, table
-from lbyl.cli.setup import build, load_images, measure, prepare
+from lbyl.cli.setup import build, check_writable, load_images, measure, prepare
 from lbyl.export import check_onnx
 from lbyl.latency import Timing, compare
 from lbyl.models import Network
@@ -64,7 +64,7 @@ def compress(
     out: o.Out = None,
     onnx: Onnx = False,
     report: Report = True,
-    device: o.Device = "cpu",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     seed: o.Seed = 0,
     json: o.Json = False,
@@ -129,6 +129,8 @@ def check_target(out: Path | None, onnx: bool) -> None:
         raise UsageError("--onnx needs a directory to write to: add --out DIR")
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; give a directory")
+    if out is not None:
+        check_writable(out)
     if onnx:
         check_onnx()
 

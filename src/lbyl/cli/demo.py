@@ -82,7 +82,7 @@ def run(ratio: float, seed: int, progress: Progress) -> Demo:
     network = resolve(f"lbyl:{NETWORK}", "shipped")
     names = [*COMPARED, *(name for name in methods.names() if name not in COMPARED)]
     progress("running the network on procedural images", 0, len(names))
-    prepared = lbyl.prepare(network.model, network.example, seed=seed)
+    prepared = lbyl.prepare(network.model, network.example, seed=seed, progress=False)
     prepared.statistics()
     info = zoo.info(NETWORK)
     trials: list[Trial] = []

@@ -19,6 +19,17 @@ from lbyl.errors import LbylError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+EXTRAS = {
+    "vision": ("torchvision", "timm", "PIL"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "report": ("jinja2",),
+    "train": ("accelerate",),
+    "text": ("transformers", "tokenizers"),
+    "demo": ("sklearn",),
+    "plot": ("matplotlib",),
+}
+"""Which extra of this package brings a module that is not installed."""
+
 ARGUMENTS = "ratio criterion method data include exclude residual multiple_of refine".split()
 _BARE = re.compile(rf"\b({'|'.join(ARGUMENTS)})=(?![\w'\"])")
 
@@ -77,7 +88,10 @@ def _message(error: Exception) -> str:
     if isinstance(error, LbylError):
         return as_options(str(error))
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed: pip install {error.name}"
+        package = (error.name or "").partition(".")[0]
+        extra = next((e for e, names in EXTRAS.items() if package in names), None)
+        wanted = f'"lbyl[{extra}]"' if extra else package
+        return f"{package} is not installed: pip install {wanted}"
     text = str(error).strip() or "no message"
     if "out of memory" in text.lower():
         return "out of memory: use --device cpu, a smaller --input-size or a smaller --batch-size"

@@ -31,7 +31,7 @@ def estimate(
     classes: o.Classes = None,
     mean: o.Mean = None,
     std: o.Std = None,
-    device: o.Device = "cpu",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     seed: o.Seed = 0,
     full: Full = False,

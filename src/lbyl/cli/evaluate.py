@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.screen import Screen, bold
-from lbyl.cli.setup import build, load_images, measure
+from lbyl.cli.setup import build, load_images, score
 from lbyl.latency import compare
 from lbyl.torchkit.format import human
 from lbyl.torchkit.run import device_of
@@ -30,7 +30,7 @@ def evaluate(
     classes: o.Classes = None,
     mean: o.Mean = None,
     std: o.Std = None,
-    device: o.Device = "cpu",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -51,9 +51,16 @@ def evaluate(
     lines = [f"parameters  {human(measured['parameters'])}"]
     if test is not None:
         images = load_images(screen, network, test, split, limit)
-        measured["accuracy"] = measure(screen, network, images, batch_size=batch_size)
-        measured["images"] = len(images)
-        lines.append(f"accuracy    [bold]{measured['accuracy']:.2f} %[/] of {len(images)} images")
+        found = score(screen, network, images, batch_size=batch_size)
+        low, high = found.interval
+        measured |= {"accuracy": found.accuracy, "top_5": found.top_5, "images": found.images}
+        measured["interval"] = [low, high]
+        lines.append(
+            f"accuracy    [bold]{found.accuracy:.2f} %[/] of {found.images} images "
+            f"[dim](19 in 20: {low:.1f} to {high:.1f} %)[/]"
+        )
+        if found.top_5 is not None:
+            lines.append(f"within 5    {found.top_5:.2f} %")
     if time:
         with screen.stage("timing"):
             models = {model: network.model}

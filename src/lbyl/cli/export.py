@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.screen import Screen, bold
-from lbyl.cli.setup import build
+from lbyl.cli.setup import build, check_writable
 from lbyl.export import export_onnx, export_program
 from lbyl.torchkit.format import human
 
@@ -35,6 +35,7 @@ def export(
 ) -> None:
     """Write a network as ONNX, checked against PyTorch, or as a torch.export program."""
     screen = Screen(json, quiet)
+    check_writable(out)
     if out.suffix not in (".onnx", ".pt2"):
         raise UsageError(f"--out {out}: the name must end in .onnx or .pt2")
     network = build(screen, model, weights, input_size=input_size, classes=classes)

@@ -12,7 +12,7 @@ from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.files import command, origin
 from lbyl.cli.screen import Screen, bold
-from lbyl.cli.setup import build, load_images, measure
+from lbyl.cli.setup import build, check_writable, load_images, measure
 from lbyl.data import ImageSet
 from lbyl.models import Network
 from lbyl.storage import MODEL, PLAN
@@ -68,6 +68,7 @@ def finetune(
 ) -> None:
     """Train a network, original or compressed, on labelled images."""
     screen = Screen(json, quiet)
+    check_writable(out)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
         screen, model, weights, classes=classes, threads=threads, trained=False, **scale

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.screen import Screen, bold
-from lbyl.cli.setup import build
+from lbyl.cli.setup import build, check_writable
 from lbyl.inputs.batches import FreshInputs
 from lbyl.inputs.preview import preview
 from lbyl.inputs.procedural import procedural_images
@@ -42,6 +42,7 @@ def images(
 ) -> None:
     """Write a contact sheet of the procedural images that replace data."""
     screen = Screen(json, quiet)
+    check_writable(out)
     if model:
         network = build(screen, model, weights, input_size=input_size, classes=classes)
         with screen.stage("drawing"):

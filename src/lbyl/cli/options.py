@@ -55,6 +55,7 @@ Model = Annotated[
     str,
     typer.Argument(
         help="torchvision:NAME, timm:NAME, lbyl:NAME, hf:DIRECTORY, FILE.py:FUNCTION, "
+        "package.module:FUNCTION, "
         "or a directory that `lbyl compress` wrote.",
         autocompletion=complete_model,
         metavar="MODEL",

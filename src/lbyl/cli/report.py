@@ -11,6 +11,7 @@ from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.files import REPORT, SHOWN, loading, page, renamed, stored
 from lbyl.cli.screen import Screen, bold
+from lbyl.cli.setup import check_writable
 from lbyl.models import resolve
 from lbyl.report import write_tradeoff
 from lbyl.storage import PLAN
@@ -58,6 +59,7 @@ def report(
         screen.say(f"wrote {bold(target)}")
         return
     target = out or directory / REPORT
+    check_writable(target)
     with screen.stage("reading the result"):
         document = read_json(directory / PLAN)
         network = resolve(model, directory) if model else resolve(str(directory))

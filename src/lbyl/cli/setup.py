@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from lbyl.data import ImageSet
 from lbyl.models import Network, parse_input_shape, resolve
 from lbyl.torchkit.run import device_of
 
+NAMED = ("torchvision", "timm", "lbyl")  # sources that make a network without its weights
 OWN_LIMIT = 1024  # own images that statistics are collected on
 
 
@@ -32,6 +35,17 @@ def pick_device(name: str) -> str:
     if missing.get(kind, False):
         raise UsageError(f"--device {name}: there is none here; use --device cpu")
     return name
+
+
+def check_writable(path: Path) -> None:
+    """What would fail at the end of the work is better said at its beginning."""
+    there = path.resolve()
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{path} cannot be written to: there is no permission to write in {there}")
+    if there != path.resolve() and not there.is_dir():
+        raise UsageError(f"{path} cannot be written to: {there} is a file")
 
 
 def build(
@@ -55,7 +69,7 @@ def build(
             torch.set_num_threads(threads)
         shape = parse_input_shape(input_size) if input_size else None
         network = resolve(model, weights, shape, classes).scaled(*scale).to(chosen)
-    if trained and network.weights is None and ".py:" not in model:
+    if trained and network.weights is None and model.partition(":")[0] in NAMED:
         screen.warn(f"{model} has random weights; give trained ones with --weights")
     return network
 
@@ -80,8 +94,20 @@ def measure(
     batch_size: int = 100,
 ) -> float:
     """Top-1 accuracy of the network, or of another model that reads the same inputs."""
+    return score(screen, network, images, model, stage, batch_size).accuracy
+
+
+def score(
+    screen: Screen,
+    network: Network,
+    images: ImageSet,
+    model: nn.Module | None = None,
+    stage: str = "measuring accuracy",
+    batch_size: int = 100,
+) -> data.Score:
+    """How many images are taken for what they are: by the network, or by another model."""
     with screen.stage(stage) as tick:
-        return data.accuracy(
+        return data.score(
             network.as_classifier(network.model if model is None else model),
             images,
             network.mean,

@@ -105,7 +105,7 @@ def sweep(
     out: Out = Path("sweep.db"),
     jobs: Jobs = None,
     cluster: Cluster = None,
-    device: o.Device = "cpu",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,

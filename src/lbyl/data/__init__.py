@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lbyl.data.imageset import ImageSet
-    from lbyl.data.measure import accuracy, evaluate
+    from lbyl.data.measure import Score, accuracy, evaluate, score
     from lbyl.data.reader import load
 
-__all__ = ["ImageSet", "accuracy", "evaluate", "load"]
+__all__ = ["ImageSet", "Score", "accuracy", "evaluate", "load", "score"]
 
-_MODULES = {"ImageSet": "imageset", "accuracy": "measure", "evaluate": "measure", "load": "reader"}
+_MODULES = {
+    "ImageSet": "imageset",
+    "load": "reader",
+    **dict.fromkeys(("Score", "accuracy", "evaluate", "score"), "measure"),
+}
 
 
 def __getattr__(name: str) -> Any:  # imported on first use, so that importing lbyl stays quick

@@ -1,10 +1,12 @@
-"""Top-1 accuracy of a network on an image set."""
+"""Accuracy of a network on an image set, with how far chance may have moved it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,37 @@ from lbyl.models.zoo import NetworkInfo
 from lbyl.models.zoo import info as network_info
 from lbyl.torchkit.run import device_of, evaluation_mode
 
+FEW_CLASSES = 10  # among which being one of five says little
 Progress = Callable[[int, int], None]  # (images seen, images in all)
 
 
-def accuracy(
+@dataclass(frozen=True)
+class Score:
+    """How many images a network took for what they are."""
+
+    images: int
+    correct: int
+    within_5: int | None  # whose label is among the five largest; None with ten classes or fewer
+
+    @property
+    def accuracy(self) -> float:
+        """In per cent."""
+        return 100.0 * self.correct / self.images
+
+    @property
+    def top_5(self) -> float | None:
+        return None if self.within_5 is None else 100.0 * self.within_5 / self.images
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the accuracy on all images of this kind lies in 19 cases of 20 (Wilson)."""
+        n, p, z = self.images, self.correct / self.images, 1.96
+        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return 100 * max(0.0, centre - half), 100 * min(1.0, centre + half)
+
+
+def score(
     model: nn.Module,
     data: ImageSet,
     mean: Sequence[float],
@@ -28,8 +57,8 @@ def accuracy(
     limit: int | None = None,
     flatten: bool = False,
     progress: Progress | None = None,
-) -> float:
-    """Percentage of images (the first ``limit``) whose largest logit is that of their label.
+) -> Score:
+    """Answers of a network to images (the first ``limit``), counted.
 
     The model runs in evaluation mode on ``device`` (default: where it is); its modes and its
     device are restored afterwards. ``flatten`` is for networks that read vectors.
@@ -39,7 +68,7 @@ def accuracy(
     if not len(data):
         raise LbylError(f"{data.name} holds no images")
     total = len(data) if limit is None else min(limit, len(data))
-    correct = seen = 0
+    correct = within = seen = classes = 0
     # Moved outside of inference mode, inside of which parameters would become inference tensors.
     with _moved(model, device) as target, evaluation_mode(model), torch.inference_mode():
         for images, labels in data.batches(batch_size, mean, std, target, limit):
@@ -47,11 +76,19 @@ def accuracy(
             logits = model(images.flatten(1) if flatten else images)
             if not seen:
                 _check_classes(logits, data)
+                classes = logits.shape[1]
             correct += int((logits.argmax(1) == labels).sum())
+            best = logits.topk(min(5, classes), 1).indices
+            within += int((best == labels[:, None]).any(1).sum())
             seen += len(labels)
             if progress is not None:
                 progress(seen, total)
-    return 100.0 * correct / seen
+    return Score(seen, correct, within if classes > FEW_CLASSES else None)
+
+
+def accuracy(model: nn.Module, data: ImageSet, *args: Any, **kwargs: Any) -> float:
+    """Percentage of images whose largest logit is that of their label; arguments as of `score`."""
+    return score(model, data, *args, **kwargs).accuracy
 
 
 def evaluate(

@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 
 def listed(patterns: str | Sequence[str]) -> Sequence[str]:
-    """One pattern or several, as a list."""
-    return [patterns] if isinstance(patterns, str) else patterns
+    """One pattern or several, as a list; what is neither is refused by whoever reads it."""
+    several = isinstance(patterns, (list, tuple, set, frozenset))
+    return list(patterns) if several else [patterns]  # type: ignore[list-item]
 
 
 def matches(name: str, patterns: str | Sequence[str]) -> bool:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.inputs.batches import InputBatches
-from lbyl.torchkit.run import Inputs, device_of
+from lbyl.torchkit.format import first_line
+from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
 
 TOKENS = 2048  # of a batch
 
@@ -25,6 +26,26 @@ def own_batches(model: nn.Module, loader: Iterable[Any]) -> InputBatches:
     if not batches:
         raise LbylError("data= gave no batch: pass a tensor, or an iterable of batches")
     return InputBatches(batches, len(batches), False, "own")
+
+
+@torch.no_grad()
+def check_runs(model: nn.Module, inputs: InputBatches, example: Inputs) -> None:
+    """One clear error for inputs that the network does not take."""
+    batch = next(iter(inputs.batches))
+    try:
+        with evaluation_mode(model):
+            call_model(model, batch)
+    except Exception as error:  # whatever torch, or the network itself, complains of
+        there, here = _described(batch), _described(example)
+        raise LbylError(
+            f"the network does not take the inputs of data=, {there}; the example inputs are "
+            f"{here} ({first_line(error)})"
+        ) from error
+
+
+def _described(inputs: Inputs) -> str:
+    leaves = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
+    return " and ".join(f"{tuple(x.shape)} of {x.dtype}" for x in leaves[:3]) or "no tensor"
 
 
 def _rows_at_once(loader: Tensor) -> int:

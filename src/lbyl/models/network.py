@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lbyl.models.zoo.registry import IMAGENET_MEAN, IMAGENET_STD
 from lbyl.torchkit.run import Inputs
 
-WEIGHT_FILES = (".safetensors", ".pth", ".pt")
+WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 
 
 @dataclass(frozen=True)

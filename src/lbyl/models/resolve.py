@@ -1,7 +1,7 @@
 """Networks by name, as the command line names them: where one comes from, and what it takes.
 
 A name is `torchvision:resnet50`, `timm:mobilenetv2_100`, `lbyl:vgg16_cifar10`, `hf:DIRECTORY`,
-`path/to/file.py:factory`, or a directory that `lbyl compress` wrote.
+`path/to/file.py:factory`, `package.module:factory`, or a directory that `lbyl compress` wrote.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import nn
 
 from lbyl.errors import LbylError
 from lbyl.models.network import WEIGHT_FILES, Network
-from lbyl.models.sources import _MAKERS, _from_file
+from lbyl.models.sources import _MAKERS, _from_file, _from_module
 from lbyl.models.zoo import load_weights
 from lbyl.storage import PLAN, load
 from lbyl.torchkit.files import read_json
 
 FORMS = (
-    "torchvision:NAME, timm:NAME, lbyl:NAME, hf:DIRECTORY, path/to/file.py:FUNCTION "
-    "or a directory written by lbyl compress"
+    "torchvision:NAME, timm:NAME, lbyl:NAME, hf:DIRECTORY, path/to/file.py:FUNCTION, "
+    "package.module:FUNCTION or a directory written by lbyl compress"
 )
 
 
@@ -43,6 +43,8 @@ def resolve(
     maker = _MAKERS.get(kind) if rest else None
     if maker is None and ".py:" in name:
         maker, rest = _from_file, name
+    elif maker is None and _is_dotted(kind) and rest.isidentifier():
+        maker, rest = _from_module, name
     if maker is None:
         raise LbylError(f"no model is named {name!r}; name one as {FORMS}")
     word = None if weights is None or _is_path(weights) else str(weights)
@@ -55,6 +57,10 @@ def resolve(
         shape = _completed(tuple(input_shape), network.input_shape)
         network = replace(network, input_shape=shape, example=torch.zeros(1, *shape))
     return replace(network, name=name, classes=classes)
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def parse_input_shape(text: str) -> tuple[int, ...]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from lbyl.models.network import WEIGHT_FILES, Network
 from lbyl.models.zoo.registry import IMAGENET_MEAN, IMAGENET_STD
 from lbyl.torchkit.files import read_json
 from lbyl.torchkit.format import first_line
+from lbyl.torchkit.run import example_shape
 
 DEFAULT_SIZE = 224
 TOKENS = 32  # length of the example sentence for networks that read token numbers
@@ -124,34 +129,63 @@ def _transformers_scale(directory: Path) -> tuple[tuple[float, ...], tuple[float
 
 
 def _from_file(name: str, word: str | None, classes: int | None) -> Network:
-    import importlib.util
-    import sys
+    """A factory in a Python file of the user's own."""
+    path = Path(name.rpartition(":")[0])
+    if not path.is_file():
+        raise LbylError(f"there is no file {path}; a model in Python is path/to/file.py:function")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module, run = importlib.util.module_from_spec(spec), spec.loader.exec_module
+    with _importing_from(path.resolve().parent):  # the file may import its neighbours
+        return _from_factory(name, lambda: (run(module), module)[1], word, classes)
 
+
+def _from_module(name: str, word: str | None, classes: int | None) -> Network:
+    """A factory in an installed package, or in one of the directory that is worked in."""
+    package = name.rpartition(":")[0]
+    with _importing_from(Path.cwd()):
+        try:
+            known = importlib.util.find_spec(package) is not None
+        except ImportError:
+            known = False
+        if not known:
+            raise LbylError(f"no model is named {name!r}: there is no Python module {package}")
+        return _from_factory(name, lambda: importlib.import_module(package), word, classes)
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _from_factory(
+    name: str, imported: Callable[[], Any], word: str | None, classes: int | None
+) -> Network:
+    """What a factory makes: a network, or a network and its example inputs."""
     path, _, function = name.rpartition(":")
     if word is not None:
         raise LbylError(f"weights {word!r}: give a {', '.join(WEIGHT_FILES)} file for a {path}")
-    if not Path(path).is_file():
-        raise LbylError(f"there is no file {path}; a model in Python is path/to/file.py:function")
-    folder = str(Path(path).resolve().parent)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, folder)  # the file may import its neighbours
     try:
-        spec.loader.exec_module(module)
-        factory = getattr(module, function, None)
+        factory = getattr(imported(), function, None)
         if not callable(factory):
             raise LbylError(f"{path} has no function {function!r} that makes a model")
-        model = factory() if classes is None else factory(classes)
+        made = factory() if classes is None else factory(classes)
     except LbylError:
         raise
     except Exception as error:
         raise LbylError(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
-    finally:
-        sys.path.remove(folder)
+    model, *given = made if isinstance(made, tuple) and len(made) == 2 else (made,)
     if not isinstance(model, nn.Module):
         raise LbylError(f"{name} gave a {type(model).__name__}, not a torch.nn.Module")
-    return _image_network(model)
+    network = _image_network(model)
+    if not given:
+        return network
+    shape = example_shape(given[0])
+    return replace(network, example=given[0], input_shape=shape)
 
 
 def _downloading(make: Callable[[], Any], name: str) -> Any:
@@ -174,8 +208,6 @@ def _unknown(name: str, known: Sequence[str]) -> LbylError:
 
 
 def _import(module: str, extra: str | None) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as error:

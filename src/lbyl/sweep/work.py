@@ -53,6 +53,7 @@ def _prepared(
         residual=setting.residual,
         data=setting.data,
         seed=seed,
+        progress=False,
     )
     if statistics is not None and Path(statistics).is_file():
         prepared.adopt(Statistics.load(statistics).to(device_of(network.model)))

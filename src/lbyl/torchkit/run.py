@@ -28,6 +28,15 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
     return model(inputs)
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The network inside of what `torch.compile` gave; any other as it is.
+
+    To look on while a compiled network runs would compile it anew, again and again.
+    """
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The device of a model's first parameter; the CPU for a model without parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))

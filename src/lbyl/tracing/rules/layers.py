@@ -137,6 +137,15 @@ def _product_macs(flow: Flow, call: Call) -> int:
     return math.prod(flow.shape(call.outputs[0])) * summed
 
 
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+def recurrent(flow: Flow, call: Call) -> Sequence[Tensor]:
+    """A recurrent layer: what enters and leaves is unprunable, its MACs are counted."""
+    steps = math.prod(flow.shape(call.inputs[0])[:-1])  # of all examples together
+    matrices = [flow.shape(v) for v in call.inputs if v in flow.record.parameters]
+    flow.fixed_macs += steps * sum(math.prod(shape) for shape in matrices if len(shape) == 2)
+    return opaque(flow, call)
+
+
 @rule("multi_head_attention_forward")
 def attention(flow: Flow, call: Call) -> Sequence[Tensor]:
     """Attention mixes channels of all heads: they are unprunable, its MACs counted."""
