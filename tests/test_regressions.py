@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,10 @@ from torch.nn import utils
 from torch.nn.utils import parametrizations
 
 import lbyl
+from lbyl.graph.unit import Unit
+from lbyl.restoring.divergence import Divergence
 from lbyl.storage import MODEL, PLAN
+from lbyl.tracing.dry_run import BAKED, Trials
 from support import quick
 from support.reference import assert_exact, assert_reloads, flat, prove_cut
 
@@ -319,3 +322,76 @@ def test_groups_without_a_weight_of_their_own_keep_their_size(affine: bool) -> N
         assert prove_cut(model, x, graph, 0.5).exact < 1e-9
     else:
         assert "number of groups" in graph.unprunable["0"]
+
+
+class Draws(nn.Module):
+    """Its dropout runs in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.first(x).relu(), 0.5, training=True)
+        return self.last(self.second(x).relu())
+
+
+def test_random_numbers_that_a_network_draws_are_the_same_in_every_run() -> None:
+    model, x = Draws().eval(), torch.randn(64, 6)
+    assert not torch.equal(model(x), model(x))
+    before = torch.get_rng_state()
+    first, second = (lbyl.compress(model, x, 0.5, data=x).model for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
+    judge = Divergence(model, [x], (False,))
+    assert judge(copy.deepcopy(model)) < 1e-9
+
+
+def test_randomness_is_told_from_error() -> None:
+    """Two runs of one network differ by what it draws; a cut is compared with that held still."""
+    model, x = Draws().double().eval(), torch.randn(8, 6).double()
+    graph = lbyl.trace(model, x)
+    assert graph.names == ["first", "second"]
+    cut = prove_cut(model, x, graph, 0.5)
+    assert cut.random > 0.01
+    assert_exact(cut, graph)
+
+
+class Asserts(nn.Module):
+    """Branches whose code knows sizes, by a view and by an assertion, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for kind in ("viewed", "asserted", "free"):
+            self.add_module(kind, nn.ModuleList(nn.Linear(8, 9) for _ in range(3)))
+        self.mixed = nn.ModuleList(nn.Linear(9, 4) for _ in range(9))
+        self.check = Checked()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [layer(x).relu().view(-1, 9) for layer in self.viewed]
+        made += [self.check(layer(x).relu()) for layer in self.asserted]
+        made += [layer(x).relu() for layer in self.free]
+        return torch.stack([mix(y) for mix, y in zip(self.mixed, made)]).sum(0)
+
+
+class Checked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[-1] == 9
+        return x
+
+
+def test_sizes_in_the_code_are_found_in_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[int] = []
+
+    def counted(self: Trials, units: Sequence[Unit], refuted: Any = Trials.refuted) -> set[str]:
+        trials.append(len(units))
+        found: set[str] = refuted(self, units)
+        return found
+
+    monkeypatch.setattr(Trials, "refuted", counted)
+    graph = lbyl.trace(Asserts(), torch.zeros(2, 8))
+    assert graph.names == [f"free.{i}" for i in range(3)]
+    known = [f"{kind}.{i}" for kind in ("viewed", "asserted") for i in range(3)]
+    assert {graph.unprunable[name] for name in known} == {BAKED}
+    assert len(trials) == 4  # all views and an assertion, two assertions, one that holds

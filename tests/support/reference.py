@@ -61,6 +61,31 @@ def _multiplied_by(key: int | str, call: Mapping[int | str, Any]) -> int | str:
     return 0 if 0 in call else "input"
 
 
+class Still(TorchFunctionMode):
+    """Nothing is drawn at random: dropout does nothing, random numbers are all the same.
+
+    A network that draws in evaluation gives other numbers once it is cut, whatever the seed, as
+    fewer are drawn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drew = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if "dropout" in name and kwargs.get("training", args[2] if len(args) > 2 else True):
+            self.drew = True
+            return args[0] if args else kwargs["input"]
+        out = func(*args, **kwargs)
+        if re.match(r"(rand|normal|bernoulli|multinomial|uniform)", name) and flat(out):
+            self.drew = True
+            return torch.full_like(out, 0.5)
+        return out
+
+
 def masks(model: nn.Module, graph: Graph, kept: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """For every consumer, by the id of its weight, which input columns stay."""
     alive, state = kept_mask(graph, kept), tensors(model)
@@ -107,16 +132,20 @@ class Probe:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.still = Still()
         modules = dict(model.named_modules())
         detects = any("GeneralizedRCNNTransform" in type(m).__name__ for m in modules.values())
         self.parts = [modules[name] for name in PROBES if name in modules] if detects else []
 
-    def __call__(self, inputs: Any, mode: TorchFunctionMode | None = None) -> list[Tensor]:
+    def __call__(
+        self, inputs: Any, mode: TorchFunctionMode | None = None, seed: int | None = None
+    ) -> list[Tensor]:
+        """All floating outputs, with nothing drawn at random where no `seed` is given."""
         seen: list[Any] = []
         handles = [m.register_forward_hook(lambda m, a, out: seen.append(out)) for m in self.parts]
-        torch.manual_seed(0)
+        torch.manual_seed(seed or 0)
         try:
-            with mode or nullcontext():
+            with self.still if seed is None else nullcontext(), mode or nullcontext():
                 output = call_model(self.model, inputs)
         finally:
             for handle in handles:
@@ -133,6 +162,7 @@ class Cut:
     exact: float  # distance to the silenced original
     moved: float  # distance to the original
     read: int  # consumers that the silencing met
+    random: float = 0.0  # distance of the original from itself with another seed
 
 
 def prove_cut(
@@ -141,8 +171,11 @@ def prove_cut(
     """Cut at `ratio` without restoring, and compare with the silenced original."""
     prepared = lbyl.Prepared(model, inputs, graph)
     with torch.no_grad():
-        original = Probe(model)(inputs)
-        same = 0.0
+        probe = Probe(model)
+        original = probe(inputs)
+        random, same = 0.0, 0.0
+        if probe.still.drew:
+            random = distance(*(probe(inputs, seed=seed) for seed in (1, 2)))
         if unchanged:
             whole = prepared.compress(0.0, method="none")
             same = distance(original, Probe(whole.model)(inputs))
@@ -152,7 +185,7 @@ def prove_cut(
         mode = Silence(masks(model, graph, result.plan.kept))
         reference = Probe(model)(inputs, mode)
     moved = distance(original, slim)
-    return Cut(result, same, distance(reference, slim), moved, len(mode.silenced))
+    return Cut(result, same, distance(reference, slim), moved, len(mode.silenced), random)
 
 
 def assert_exact(cut: Cut, graph: Graph) -> None:

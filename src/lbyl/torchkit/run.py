@@ -71,13 +71,36 @@ def tensors_in(output: Any, depth: int = 4) -> list[Tensor]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode inside, every submodule's own mode back afterwards."""
+    """The model in eval mode inside, every submodule's own mode back afterwards.
+
+    What it draws at random (some keep their dropout in evaluation) is the same every time, so that
+    two networks compared differ by their weights alone; the caller's generators are not touched.
+    """
     modes = {name: module.training for name, module in model.named_modules()}
-    model.eval()
+    with _seeded(device_of(model)):
+        model.eval()
+        try:
+            yield
+        finally:
+            set_modes(model, modes)
+
+
+@contextmanager
+def _seeded(device: torch.device) -> Iterator[None]:
+    """The generators of the processor and of a device set to a seed, and put back afterwards."""
+    generators = [torch.default_generator]
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(0)
     try:
         yield
     finally:
-        set_modes(model, modes)
+        for generator, state in zip(generators, states):
+            generator.set_state(state)
 
 
 def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:

@@ -129,7 +129,15 @@ def deep_copy(model: nn.Module, instead: Mapping[int, object]) -> nn.Module:
     return twin
 
 
+_PLAIN = frozenset(vars(nn.Module())) - {"_buffers"}  # what every module has
+
+
 def _left_behind(model: nn.Module) -> list[Tensor]:
     """Tensors kept by modules that were computed with gradients."""
-    kept = [x for module in model.modules() for x in tree_flatten(vars(module))[0]]
-    return [x for x in kept if isinstance(x, Tensor) and not x.is_leaf]
+    kept = [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in _PLAIN and isinstance(value, (Tensor, list, tuple, dict))
+    ]
+    return [x for x in tree_flatten(kept)[0] if isinstance(x, Tensor) and not x.is_leaf]

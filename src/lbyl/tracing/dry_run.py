@@ -8,6 +8,7 @@ traced then must be the kept ones. A unit for which that fails becomes unprunabl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,87 +27,110 @@ from lbyl.tracing.rules import propagate
 BAKED = "its size is written into the model's code"
 
 
-def verify(model: nn.Module, inputs: Inputs, graph: Graph, fake: bool | None = None) -> Graph:
+def verify(model: nn.Module, inputs: Inputs, graph: Graph, before: Record) -> Graph:
     """The graph less every unit that a trial cut shows cannot be cut.
 
-    `fake` says whether the network runs on tensors without data, as its first recording showed.
+    `before` is the record of the network as it is.
     """
-    while graph.units:
+    trials = Trials(model, inputs, graph, before)
+    while trials.graph.units:
         try:
-            bad = _refuted(model, inputs, graph, graph.units, fake)
+            bad = trials.refuted(trials.graph.units)
         except DoesNotRun as error:
-            bad = _blamed(model, inputs, graph, error.record, fake)
+            bad = trials.blamed(error.record)
         if not bad:
-            return graph
-        graph = without(graph, dict.fromkeys(bad, BAKED))
-    return graph
+            break
+        trials.graph = without(trials.graph, dict.fromkeys(bad, BAKED))
+    return trials.graph
 
 
-def _blamed(
-    model: nn.Module, inputs: Inputs, graph: Graph, partial: Record, fake: bool | None
-) -> set[str]:
-    """Units to give up after a trial that failed: those whose channels the failing call read."""
-    near = _suspects(graph, partial)
-    if len(near) == 1:
-        return {near[0].name}
-    units = near or graph.units
-    # Units that hold alone but not together: none can be trusted.
-    return _culprits(model, inputs, graph, units, fake) or {unit.name for unit in units}
+@dataclass
+class Trials:
+    """Cuts a network for trial, on tensors without data."""
 
+    model: nn.Module
+    inputs: Inputs
+    graph: Graph
+    before: Record  # of the network as it is
 
-@one_thread()
-def _suspects(graph: Graph, partial: Record) -> list[Unit]:
-    """The units whose channels reached the call that failed."""
-    flow = propagate(Flow(partial, grouped=_grouped(graph)))
-    read = [torch.unique(flow.of(v)) for v in partial.failed if v not in partial.parameters]
-    classes = flow.atoms.classes()
-    if not read:
-        return []
-    seen = classes[torch.cat(read)]
-    channels = [
-        channel
-        for axis, atoms in flow.atoms.axes.items()
-        if bool(torch.isin(classes[atoms], seen[seen != FIXED]).any())
-        and (channel := graph.axes.get(axis)) is not None
-    ]
-    if not channels:
-        return []
-    numbers = torch.cat(channels)
-    hit = torch.zeros(max(u.range.stop for u in graph.units), dtype=torch.bool)
-    hit[numbers[(numbers >= 0) & (numbers < len(hit))]] = True
-    return [unit for unit in graph.units if bool(hit[unit.start : unit.range.stop].any())]
+    def blamed(self, partial: Record) -> set[str]:
+        """Units to give up after a trial that failed: those whose channels the failing call read.
 
+        Where several were read, trials tell; and all units are suspected where that finds none.
+        """
+        flow = self._followed(partial)
+        sure = self._read_alone(flow, [*partial.overcome, partial.failed], self.graph.units)
+        if sure:
+            return sure
+        near, units = self._suspects(flow, partial.failed), self.graph.units
+        bad = (near and self._culprits(near)) or self._culprits(units)
+        # Units that hold alone but not together: none can be trusted.
+        return bad or {unit.name for unit in near or units}
 
-def _culprits(
-    model: nn.Module, inputs: Inputs, graph: Graph, units: Sequence[Unit], fake: bool | None
-) -> set[str]:
-    """Halve until single units fail: few trials where few units are bad."""
-    try:
-        return _refuted(model, inputs, graph, units, fake)
-    except DoesNotRun:
-        if len(units) == 1:
-            return {units[0].name}
-    half = len(units) // 2
-    return _culprits(model, inputs, graph, units[:half], fake) | _culprits(
-        model, inputs, graph, units[half:], fake
-    )
+    @one_thread()
+    def _followed(self, partial: Record) -> Flow:
+        return propagate(Flow(partial, grouped=_grouped(self.graph)))
 
+    @one_thread()
+    def _suspects(self, flow: Flow, read: Sequence[int]) -> list[Unit]:
+        """The units whose channels reached a call that failed, by the values that it read."""
+        labels = [torch.unique(flow.of(v)) for v in read if v not in flow.record.parameters]
+        if not labels:
+            return []
+        classes = flow.atoms.classes()
+        seen = classes[torch.cat(labels)]
+        channels = [
+            channel
+            for axis, atoms in flow.atoms.axes.items()
+            if (channel := self.graph.axes.get(axis)) is not None
+            and bool(torch.isin(classes[atoms], seen[seen != FIXED]).any())
+        ]
+        if not channels:
+            return []
+        numbers = torch.cat(channels)
+        hit = torch.zeros(max(u.range.stop for u in self.graph.units), dtype=torch.bool)
+        hit[numbers[(numbers >= 0) & (numbers < len(hit))]] = True
+        return [u for u in self.graph.units if bool(hit[u.start : u.range.stop].any())]
 
-def _refuted(
-    model: nn.Module, inputs: Inputs, graph: Graph, units: Sequence[Unit], fake: bool | None
-) -> set[str]:
-    """Units whose channels are not those kept once these are cut."""
-    # Two channels of each layer: one alone looks like something that is there once for all.
-    kept = {unit.name: complete(graph, unit, trial(unit), least=2) for unit in units}
-    indices = kept_indices(graph, kept)
-    if fake is False:  # what runs may depend on values, so the trial has real ones
-        slim = cut(model, sliced(model, indices))
-    else:
-        slim = weightless_copy(model, indices)
-        refit_attributes(slim, model)
-    # What only training runs is heeded already: no unit is left of it.
-    flow = follow(slim, inputs, fake, spare=True, grouped=_grouped(graph), training=False)
-    return _different(graph, build(flow, residual=True, least=1), indices, units)
+    def _read_alone(
+        self, flow: Flow, reads: Sequence[Sequence[int]], units: Sequence[Unit]
+    ) -> set[str]:
+        """Those of the units that failed calls read while they read no other."""
+        names = {unit.name for unit in units}
+        found = [[u.name for u in self._suspects(flow, r) if u.name in names] for r in reads]
+        return {near[0] for near in found if len(near) == 1}
+
+    def _culprits(self, units: Sequence[Unit]) -> set[str]:
+        """Halve until single units fail: few trials where few units are bad."""
+        try:
+            return self.refuted(units)
+        except DoesNotRun:
+            if len(units) == 1:
+                return {units[0].name}
+        half = len(units) // 2
+        return self._culprits(units[:half]) | self._culprits(units[half:])
+
+    def refuted(self, units: Sequence[Unit]) -> set[str]:
+        """Units whose channels are not those kept once these are cut."""
+        # Two channels of each layer: one alone looks like something that is there once for all.
+        kept = {u.name: complete(self.graph, u, trial(u), least=2) for u in units}
+        indices = kept_indices(self.graph, kept)
+        fake = self.before.fake
+        if fake:
+            slim = weightless_copy(self.model, indices)
+            refit_attributes(slim, self.model)
+        else:  # what runs may depend on values, so the trial has real ones
+            slim = cut(self.model, sliced(self.model, indices))
+        # What only training runs is heeded already: no unit is left of it.
+        grouped = _grouped(self.graph)
+        flow = follow(slim, self.inputs, fake, True, grouped, training=False, before=self.before)
+        if not flow.record.overcome:
+            return _different(self.graph, build(flow, residual=True, least=1), indices, units)
+        sure = self._read_alone(flow, flow.record.overcome, units)
+        if not sure:
+            flow.record.failed = flow.record.overcome[0]
+            raise DoesNotRun(self.inputs, RuntimeError("a trial cut fails"), flow.record)
+        return sure
 
 
 def _grouped(graph: Graph) -> set[str]:

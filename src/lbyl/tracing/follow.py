@@ -9,7 +9,7 @@ from torch import nn
 from lbyl.surgery.cut import weightless_copy
 from lbyl.torchkit.run import Inputs
 from lbyl.tracing.labels import Flow
-from lbyl.tracing.record import DoesNotRun, record
+from lbyl.tracing.record import DoesNotRun, Record, record
 from lbyl.tracing.rules import propagate
 
 
@@ -20,9 +20,11 @@ def follow(
     spare: bool = False,
     grouped: Collection[str] = (),
     training: bool = True,
+    before: Record | None = None,
 ) -> Flow:
     """Record a run and follow its channels; with `training` layers that only training runs too."""
-    flow = propagate(Flow(record(model, inputs, fake, spare), grouped=set(grouped)))
+    run = record(model, inputs, fake, spare, before=before)
+    flow = propagate(Flow(run, grouped=set(grouped)))
     silent = {name for name, _ in model.named_parameters()} - set(flow.record.parameters.values())
     if training and silent and flow.record.fake:
         _heed_training(flow, model, inputs, silent)

@@ -69,6 +69,7 @@ class Record:
     unrecorded: set[int] = field(default_factory=set)  # values touched outside recorded calls
     stale: set[int] = field(default_factory=set)
     failed: list[int] = field(default_factory=list)  # what the call read that ended the run
+    overcome: list[list[int]] = field(default_factory=list)  # what calls read that failed, no more
     fake: bool = True  # whether it ran on fake tensors, shapes without data
     leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
     held: list[Tensor] = field(default_factory=list, repr=False)  # so that no id is reused
@@ -101,12 +102,19 @@ BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
 
 class Recorder(Interceptor):
-    """Writes every torch function call into a `Record`."""
+    """Writes every torch function call into a `Record`.
 
-    def __init__(self, names: Mapping[int, str], fake: bool = False) -> None:
+    With the record of a run that succeeded, a call that fails now gives tensors of the shapes that
+    it gave then, so that one run shows all that fails.
+    """
+
+    def __init__(
+        self, names: Mapping[int, str], fake: bool = False, before: Record | None = None
+    ) -> None:
         super().__init__()
         self.record = Record()
         self.fake = fake
+        self.before = before
         self.inside = 0
         self.names = names  # id of a parameter or buffer → its name in the model
         self.depth = 0
@@ -148,19 +156,60 @@ class Recorder(Interceptor):
             return func(*args, **kwargs)
         if name == "__get__":
             name = resolve_name(func).split(".")[-2]
-        inputs = [self.number(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        spelled = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (args, kwargs))
+        inputs: list[int] = []
+        spelled = self._spelled((args, kwargs), inputs)
+        overcome = len(self.record.overcome)
         self.depth += 1
         try:
             result = _same_shape(func, args, kwargs) if self.fake else None
             result = func(*args, **kwargs) if result is None else result
         except Exception:
-            self.record.failed = inputs
-            raise
+            result = self._as_before(name, inputs)
+            if result is None:
+                self.record.failed = inputs
+                raise
         finally:
             self.depth -= 1
         self._write(func, name, spelled, inputs, args, kwargs, result)
+        if len(self.record.overcome) > overcome:
+            self.record.calls[-1].trusted = False
         return result
+
+    def _spelled(self, x: Any, inputs: list[int]) -> Any:
+        """Arguments with a Ref for every tensor; the numbers of all tensors go into `inputs`."""
+        if isinstance(x, Tensor):
+            inputs.append(self.number(x))
+            return Ref(inputs[-1])
+        if type(x) in (tuple, list):
+            return type(x)(self._spelled(item, inputs) for item in x)
+        if type(x) is dict:
+            return {key: self._spelled(item, inputs) for key, item in x.items()}
+        if isinstance(x, (tuple, list, Mapping)):  # of other classes torch knows how
+            inputs += [self.number(item) for item in tree_flatten(x)[0] if isinstance(item, Tensor)]
+            return tree_map_only(Tensor, lambda item: Ref(self.number(item)), x)
+        return x
+
+    def _as_before(self, name: str, inputs: list[int]) -> Any:
+        """Tensors as this call gave in the run before; None where that cannot be said.
+
+        It is known by its module and how often that called it: others may be left out, for some
+        networks remember what they have computed.
+        """
+        if self.before is None:
+            return None
+        made, kept = (
+            [c for c in run.calls if (c.name, c.module) == (name, self.modules[-1])]
+            for run in (self.record, self.before)
+        )
+        if len(made) >= len(kept) or _in_place(name, kept[len(made)].kwargs):
+            return None
+        call = kept[len(made)]
+        if len(call.inputs) != len(inputs):
+            return None
+        held = [self.before.held[value] for value in call.outputs]
+        instead = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in held]
+        self.record.overcome.append(inputs)
+        return instead[0] if len(instead) == 1 else tuple(instead)
 
     def _write(
         self,
@@ -296,6 +345,9 @@ def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     def leave(module: nn.Module, args: Any, *rest: Any) -> None:
         # After an error torch leaves the keyword arguments out; then nothing is written either.
         kwargs, output = rest if len(rest) == 2 else ({}, None)
+        if len(rest) != 2 and not recorder.record.failed:
+            # No call failed but the code around it, such as an assertion on sizes.
+            recorder.record.failed = [recorder.number(x) for x in tensors_in(args)]
         recorder.leave(module, args, kwargs, output)
 
     handles = [
@@ -332,10 +384,15 @@ def _twin(model: nn.Module) -> nn.Module:
 
 
 def _run(
-    model: nn.Module, inputs: Inputs, fake: bool, spare: bool = False, training: bool = False
+    model: nn.Module,
+    inputs: Inputs,
+    fake: bool,
+    spare: bool = False,
+    training: bool = False,
+    before: Record | None = None,
 ) -> Record:
     model = model if spare else _twin(model)
-    recorder = Recorder(parameter_names(model), fake)
+    recorder = Recorder(parameter_names(model), fake, before)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluation_mode(model))
@@ -365,22 +422,23 @@ def record(
     fake: bool | None = None,
     spare: bool = False,
     training: bool = False,
+    before: Record | None = None,
 ) -> Record:
     """Run `model` once on `inputs` and return what it called.
 
     Fake tensors carry shapes only, so this costs milliseconds whatever the size; a network whose
     control flow looks at values is run for real instead. `fake` asks for one or the other. A
     `spare` model was made to be recorded: what its forward keeps on `self` may stay there, and only
-    such a one may be recorded in `training` mode.
+    such a one may be recorded in `training` mode. Calls that fail give what they gave `before`.
     """
     if fake is not False:
         try:
-            return _run(model, inputs, True, spare and fake is True, training)
+            return _run(model, inputs, True, spare and fake is True, training, before)
         except Exception as error:
             if fake:
                 raise _explained(inputs, error) from error
     try:
-        return _run(model, inputs, False, spare, training)
+        return _run(model, inputs, False, spare, training, before)
     except Exception as error:
         raise _explained(inputs, error) from error
 

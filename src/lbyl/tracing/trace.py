@@ -45,7 +45,7 @@ def trace(
     graph = replace(graph, batch=_batch(example_inputs), all_units=whole.units)
     ordinary = [p for p in listed(include) if not names_attention(p)]
     graph = select(graph, ordinary, [p for p in listed(exclude) if not names_attention(p)])
-    graph = verify(model, example_inputs, graph, flow.record.fake)
+    graph = verify(model, example_inputs, graph, flow.record)
     graph = offer(model, example_inputs, flow, graph, include)
     return without(graph, {u.name: EXCLUDED for u in graph if matches(u.name, exclude)})
 

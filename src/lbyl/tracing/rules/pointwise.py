@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lbyl.tracing.labels import FIXED, Flow, varying
+from lbyl.tracing.labels import FIXED, Flow, constant_dropped, varying
 from lbyl.tracing.record import Call
 from lbyl.tracing.rules.base import argument, input_of, opaque, rule, value_of
 
@@ -68,7 +68,7 @@ def unify(
     for other in operands[1:]:
         reason = f"it meets a tensor of fixed size at {location}"
         flow.atoms.tie(operands[0], other, reason, added)
-    first = next((x for x in operands if bool((x != FIXED).any())), None)
+    first = next((x for x in operands if bool((constant_dropped(x) != FIXED).any())), None)
     return torch.tensor(FIXED).expand(shape) if first is None else first.expand(shape)
 
 
