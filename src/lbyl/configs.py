@@ -62,6 +62,27 @@ def described(model: nn.Module, plan: Plan, example: Inputs = None) -> nn.Module
     return None
 
 
+def described_shapes(
+    model_class: Any, config: Any, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[Entry, Any] | None:
+    """Entries to change so that a network of this class has these shapes; None where none do.
+
+    Tensors that the network ties to others may be missing.
+    """
+    before = config.to_dict()
+    for changes in itertools.islice(_changes(before, plan), TRIALS):
+        try:
+            with torch.device("meta"), quiet():
+                built = model_class(type(config).from_dict(_changed(before, changes)))
+        except Exception:  # a configuration that contradicts itself may fail in any way
+            continue
+        there = {name: tuple(x.shape) for name, x in built.state_dict().items()}
+        tied = set(there) - set(dict(built.named_parameters())) - set(dict(built.named_buffers()))
+        if shapes.items() <= there.items() and there.keys() - tied <= shapes.keys():
+            return changes
+    return None
+
+
 def _entries(config: Mapping[str, Any], path: Entry = ()) -> Iterator[tuple[Entry, Any]]:
     for name, value in config.items():
         if isinstance(value, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from lbyl.cli.setup import build, check_writable, load_images, measure, prepare
 from lbyl.export import check_onnx
 from lbyl.latency import Timing, compare
 from lbyl.models import Network
+from lbyl.models.blocks import compress_blocks
 from lbyl.restoring.forecast import Forecast
 from lbyl.torchkit.format import counted, human, percent, percent_change
 from lbyl.torchkit.run import device_of
@@ -29,6 +31,8 @@ from lbyl.torchkit.run import device_of
 ONNX = "Also write model.onnx, checked; keeps multiples of 8 channels without --multiple-of."
 Onnx = Annotated[bool, o.output_option("--onnx", help=ONNX)]
 Report = Annotated[bool, o.output_option(help="Write report.html.")]
+BY_BLOCK = "Read hf:DIR block by block, never all of it: ratios, l2 or echo, --include, --out."
+ByBlock = Annotated[bool, o.output_option("--by-block", help=BY_BLOCK)]
 
 # ONNX Runtime's kernels work on blocks of eight channels: odd widths can be slower than the
 # original (benchmarks/latency.py). PyTorch on the CPU does not care.
@@ -64,6 +68,7 @@ def compress(
     out: o.Out = None,
     onnx: Onnx = False,
     report: Report = True,
+    by_block: ByBlock = False,
     device: o.Device = "auto",
     threads: o.Threads = None,
     seed: o.Seed = 0,
@@ -80,6 +85,9 @@ def compress(
     budgets = {"macs": macs, "params": params, "latency": latency, "max_error": max_error}
     amount = parse_amount(ratio, **budgets, keep=keep)
     by, restoring = parse_criterion(criterion, seed), parse_method(method, option, correction)
+    if by_block:
+        compress_by_block(screen, model, out, amount, criterion or "l2", include, multiple_of, seed)
+        return
     source = parse_data(data)
     check_source_used(source, [parse_task(amount, by, restoring, multiple_of)], refine)
     if limit is not None and test is None:
@@ -114,6 +122,37 @@ def compress(
     show(screen, package.named, result, accuracy or None, written, times)
     if out is None:
         screen.warn("nothing was written: add --out DIR to keep the smaller network")
+
+
+def compress_by_block(
+    screen: Screen,
+    model: str,
+    out: Path | None,
+    amount: Any,
+    criterion: str,
+    include: list[str] | None,
+    multiple_of: int | None,
+    seed: int,
+) -> None:
+    """A checkpoint larger than memory: each block is read, restored, written and forgotten."""
+    kind, _, directory = model.partition(":")
+    if kind != "hf" or out is None:
+        raise UsageError("--by-block reads hf:DIRECTORY and writes to --out DIR: give both")
+    if not (amount is None or isinstance(amount, (float, dict))):
+        raise UsageError("--by-block prunes every block alike: give --ratio, not a budget")
+    with screen.stage("compressing block by block"):
+        report = compress_blocks(
+            directory,
+            out,
+            0.3 if amount is None else amount,
+            include=include or "*",
+            criterion=criterion,
+            multiple_of=multiple_of,
+            seed=seed,
+            progress=screen.progress,
+        )
+    screen.data({"model": model, "out": str(out), **asdict(report), "directory": str(out)})
+    screen.say(*(plain(line) for line in str(report).splitlines()))
 
 
 def timed(screen: Screen, network: Network, result: Result) -> dict[str, Timing]:

@@ -44,6 +44,7 @@ SAMPLES_PER_FEATURE = 12
 MINIMUM_SAMPLES = 1 << 16
 """Positions are thinned out to about so many samples: neighbours are nearly alike."""
 
+HALF = (torch.float16, torch.bfloat16)
 SMALLEST_SQUARE = 1e-28  # sums of squares below it lose digits in float32
 
 
@@ -63,6 +64,8 @@ class Accumulator:
 
     def add(self, samples: Tensor) -> None:
         """Take samples (n, features) in; sums are kept in float64."""
+        if samples.dtype in HALF:  # too few digits for sums
+            samples = samples.float()
         if self.total is None:
             width = samples.shape[1]
             self.total = samples.new_zeros(width, dtype=torch.float64)
