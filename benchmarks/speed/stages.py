@@ -20,7 +20,7 @@ def forward(model: nn.Module, batches: list[Tensor]) -> None:
     """A plain pass over the images that statistics are collected on."""
     with evaluation_mode(model), torch.inference_mode():
         for batch in batches:
-            model(batch)
+            model(batch.contiguous())  # as anyone has them
 
 
 def once(model: nn.Module, example: Tensor, ratio: float, refine: int) -> dict[str, Spent]:
@@ -42,11 +42,9 @@ def once(model: nn.Module, example: Tensor, ratio: float, refine: int) -> dict[s
     taken[FORWARD] = spent(partial(forward, model, batches), device)
     statistics = spent(held["prepared"].statistics, device)
     drawn = held["prepared"].statistics().seconds["images"]
-    images = taken["images"]
     # Drawn again inside, which counts once.
-    taken["statistics"] = Spent(
-        statistics.wall - drawn, statistics.processor - min(images.processor, drawn * 99)
-    )
+    part = drawn / statistics.wall
+    taken["statistics"] = Spent(statistics.wall - drawn, statistics.processor * (1 - part))
     taken["plan, restore and cut"] = spent(compress, device)
     seconds = held["result"].seconds
     whole = taken["plan, restore and cut"]

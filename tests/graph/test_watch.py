@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.graph.unit import Consumer
-from lbyl.graph.watch import LayerCall, NormCall, Watch
+from lbyl.graph.watch import (
+    LayerCall,
+    NormCall,
+    Watch,
+    batch_norm_by_batch,
+    batch_norm_with_moments,
+)
 from lbyl.restoring.refine import ConsumerOutputs
 
 IMAGE = torch.zeros(1, 3, 10, 10)
@@ -107,3 +113,18 @@ def test_consumers_behind_frozen_batchnorm_are_all_refined() -> None:
         model(torch.randn(2, 3, 10, 10))
     assert sorted(names) == sorted(c.name for c in consumers) and len(names) == 4
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(6, 4), (3, 4, 5), (2, 4, 3, 3)])
+def test_batch_norm_with_moments_is_batch_norm_and_tells_those_of_the_batch(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    x = 2 * torch.randn(shape, dtype=dtype) + 3
+    weight, bias = torch.randn(4, dtype=dtype), torch.randn(4, dtype=dtype)
+    call = NormCall(x, None, None, {"weight": weight, "bias": bias, "eps": 1e-3})
+    out, mean, variance = batch_norm_with_moments(call)
+    torch.testing.assert_close(out, batch_norm_by_batch(call))
+    rows = x.transpose(0, 1).flatten(1)
+    torch.testing.assert_close(mean, rows.mean(1))
+    torch.testing.assert_close(variance.to(dtype), rows.var(1, correction=0), rtol=1e-4, atol=0)

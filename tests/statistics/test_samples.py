@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lbyl.statistics.samples import Geometry, patches_of, thin
+from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -14,17 +14,23 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize(("rows", "limit"), [(1000, 100), (1000, 333), (1001, 90), (7, 2)])
-def test_about_so_many_rows_are_left_one_of_each_stretch(rows: int, limit: int) -> None:
+def test_so_many_rows_are_left_one_of_each_stretch(rows: int, limit: int) -> None:
     left = thin(torch.arange(rows)[:, None], limit, generator())[:, 0]
-    step = rows // limit
-    assert len(left) == rows // step and limit <= len(left) <= 2 * limit
-    assert torch.equal(left // step, torch.arange(len(left)))  # one of each stretch, in order
+    assert len(left) == limit
+    stretch = rows / limit
+    centres = (torch.arange(limit) + 0.5) * stretch
+    assert bool(((left + 0.5 - centres).abs() <= stretch / 2 + 1).all())  # in order
 
 
-@pytest.mark.parametrize("limit", [1000, 999, 600, 501])
+@pytest.mark.parametrize("limit", [1000, 1001, 5000])
 def test_few_rows_are_all_kept(limit: int) -> None:
     rows = torch.randn(1000, 3)
     assert thin(rows, limit, generator()) is rows
+
+
+def test_stretches_shorter_than_two_rows_leave_no_row_twice() -> None:
+    left = thin(torch.arange(1000)[:, None], 800, generator())[:, 0]
+    assert len(left) == len(left.unique()) == 800
 
 
 def test_a_limit_of_none_leaves_one_row() -> None:
@@ -64,7 +70,7 @@ GEOMETRIES = [
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_windows_are_what_the_kernel_sees(geometry: Geometry) -> None:
     x = torch.randn(3, 4, 11, 9)
-    seen = patches_of(x, geometry, 1.0, generator())
+    seen = patches_of(x, geometry, 1 << 20, generator())
     pads = tuple(sides[0] for sides in geometry.padding)
     wanted = F.unfold(x, geometry.kernel, geometry.dilation, pads, geometry.stride)
     wanted = wanted.transpose(1, 2).flatten(0, 1).unflatten(1, (4, -1))
@@ -74,14 +80,23 @@ def test_windows_are_what_the_kernel_sees(geometry: Geometry) -> None:
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_thinned_windows_are_some_of_them(geometry: Geometry) -> None:
     x = torch.randn(2, 3, 24, 24)
-    whole = patches_of(x, geometry, 1.0, generator()).flatten(1)
-    some = patches_of(x, geometry, 9.0, generator()).flatten(1)
-    assert 0.5 * len(whole) / 9 < len(some) < 2 * len(whole) / 9
+    whole = patches_of(x, geometry, 1 << 20, generator()).flatten(1)
+    some = patches_of(x, geometry, len(whole) // 9, generator()).flatten(1)
+    assert len(some) == len(whole) // 9
     known = {tuple(row) for row in whole.tolist()}
     assert all(tuple(row) in known for row in some.tolist())
 
 
-def test_small_maps_are_thinned_no_further_than_one_place() -> None:
+def test_where_there_are_enough_rows_not_every_image_is_looked_at() -> None:
     x = torch.randn(50, 2, 3, 3)
     geometry = Geometry((3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1))
-    assert patches_of(x, geometry, 100.0, generator()).shape == (50, 2, 9)
+    assert patches_of(x, geometry, 20, generator()).shape == (20, 2, 9)
+
+
+def test_pixels_are_drawn_where_they_lie_in_memory() -> None:
+    x = torch.arange(5 * 3 * 8 * 8).reshape(5, 3, 8, 8).float()
+    rows = x.movedim(1, -1).flatten(0, -2)
+    for images in (x, x.contiguous(memory_format=torch.channels_last)):
+        assert torch.equal(pixels_of(images, 1000, generator()), rows)
+        some = pixels_of(images, 40, generator())
+        assert torch.equal(some, thin(rows, 40, generator()))

@@ -77,6 +77,11 @@ class NormCall:
     var: Tensor | None
     arguments: Mapping[str, Any]
 
+    @property
+    def varies(self) -> bool:
+        """Whether a channel has more than a single value in the batch."""
+        return self.x.numel() > self.x.shape[1]
+
 
 def layer_call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerCall | None:
     """The call as that of a layer, None where it is none."""
@@ -133,11 +138,14 @@ class Watch(Interceptor):
     def after_norm(self, call: NormCall, out: Tensor) -> None:
         """A BatchNorm has run."""
 
+    def on_batch(self, call: NormCall, mean: Tensor, variance: Tensor) -> None:
+        """A BatchNorm has normalised by the batch, which has this mean and biased variance."""
+
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         norm = norm_call(func, args, kwargs)
         if norm is not None:
             self.before_norm(norm)
-            out = batch_norm_by_batch(norm) if self.by_batch else func(*args, **kwargs)
+            out = self._by_batch(norm) if self.by_batch else func(*args, **kwargs)
             self.after_norm(norm, out)
             return out
         layer = layer_call(func, args, kwargs)
@@ -147,6 +155,15 @@ class Watch(Interceptor):
         self.before_layer(consumer, layer)
         out = func(*args, **kwargs)
         self.after_layer(consumer, out)
+        return out
+
+    def _by_batch(self, call: NormCall) -> Tensor:
+        if not call.varies:  # a single value a channel has no statistics
+            return batch_norm_as_in_use(call)
+        if type(self).on_batch is Watch.on_batch:  # nobody asks for them
+            return batch_norm_by_batch(call)
+        out, mean, variance = batch_norm_with_moments(call)
+        self.on_batch(call, mean, variance)
         return out
 
     def __enter__(self) -> Watch:
@@ -169,11 +186,31 @@ class Watch(Interceptor):
             self.after_norm(NormCall(args[0], mean, getattr(module, "running_var", None), {}), out)
 
 
+def _affine(call: NormCall) -> tuple[Tensor | None, Tensor | None]:
+    return call.arguments.get("weight"), call.arguments.get("bias")
+
+
+def _rates(call: NormCall) -> tuple[float, float]:
+    return call.arguments.get("momentum", 0.1), call.arguments.get("eps", 1e-5)
+
+
+def batch_norm_as_in_use(call: NormCall) -> Tensor:
+    """BatchNorm by its running statistics."""
+    return F.batch_norm(call.x, call.mean, call.var, *_affine(call), False, *_rates(call))
+
+
 def batch_norm_by_batch(call: NormCall) -> Tensor:
     """BatchNorm by the batch's own statistics; the running ones are neither used nor changed."""
-    x, given = call.x, call.arguments
-    affine = (given.get("weight"), given.get("bias"))
-    momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
-    if x.numel() == x.shape[1]:  # a single value a channel has no statistics
-        return F.batch_norm(x, call.mean, call.var, *affine, False, momentum, eps)
-    return F.batch_norm(x, None, None, *affine, True, momentum, eps)
+    return F.batch_norm(call.x, None, None, *_affine(call), True, *_rates(call))
+
+
+def batch_norm_with_moments(call: NormCall) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, with the batch's mean and biased variance.
+
+    torch works them out anyway, and to do it a second time takes longer than to normalise.
+    """
+    momentum, eps = _rates(call)
+    out, mean, reciprocal = torch.native_batch_norm(
+        call.x, *_affine(call), None, None, True, momentum, eps
+    )
+    return out, mean, (reciprocal.double().square().reciprocal() - eps).clamp(min=0)

@@ -19,6 +19,7 @@ from lbyl.inputs.procedural import procedural_images
 from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm
 from lbyl.inputs.tokens import find_text, random_text
 from lbyl.inputs.writing import RANDOM, SEQUENCES, Author, find_author
+from lbyl.torchkit.layout import channels_last, prefers_channels_last
 from lbyl.torchkit.run import Inputs, Progress, device_of, example_shape
 
 
@@ -188,7 +189,13 @@ class FreshInputs:
             seed=self.seed + draw,
             gains=self.gains,
         )
+        if self._channels_last:
+            drawn = replace(drawn, batches=[channels_last(batch) for batch in drawn.batches])
         return replace(drawn, seconds={"images": time.perf_counter() - start})
+
+    @cached_property
+    def _channels_last(self) -> bool:
+        return prefers_channels_last(self.model, self.example_inputs)
 
 
 def _held(total: int) -> int:

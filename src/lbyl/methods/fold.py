@@ -11,6 +11,7 @@ Gram matrix of the features: they are long (thousands), channels are few.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 
 SAME = 1e-12  # of the mean square of a feature vector: distances below it are rounding
+REMEMBERED = 512  # units whose clusters are kept, by what they were found in
+_KNOWN: dict[bytes, tuple[Tensor, Tensor]] = {}
 STEPS = 50  # of Lloyd's iteration; it mostly ends after ten
 
 
@@ -59,7 +62,17 @@ class Fold(Method):
     def _clusters(self, weights: UnitWeights, count: int) -> tuple[Tensor, Tensor]:
         """Representatives (count,) ascending, and for every channel the index of its own."""
         gram = _gram(torch.cat([*_made(weights), weights.consumer_weights], dim=1))
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + weights.unit.start)
+        # Choosing and delivering ask for the same clusters, one right after the other.
+        key = f"{count} {self.restarts} {self.seed} {weights.unit.start}".encode()
+        name = hashlib.sha256(key + gram.numpy().tobytes()).digest()
+        if name not in _KNOWN:
+            while len(_KNOWN) >= REMEMBERED:
+                _KNOWN.pop(next(iter(_KNOWN)))
+            _KNOWN[name] = self._cluster(gram, count, weights.unit.start)
+        return _KNOWN[name]
+
+    def _cluster(self, gram: Tensor, count: int, start: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + start)
         # Hundreds of steps, each too short for threads to be worth their meeting.
         with one_thread():
             label = k_means(gram, count, self.restarts, generator)

@@ -33,12 +33,21 @@ class BatchMoments(Watch):
         self.sums: dict[int, list[Tensor]] = {}
 
     def before_norm(self, call: NormCall) -> None:
-        if call.mean is None:
+        if call.mean is None or (self.by_batch and call.varies):
             return
         x = call.x
-        dims, count = [d for d in range(x.dim()) if d != 1], float(x.numel() // x.shape[1])
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        variance, mean = (v.double() for v in torch.var_mean(exact, dims, correction=0))
+        dims = [d for d in range(x.dim()) if d != 1]
+        variance, mean = torch.var_mean(exact, dims, correction=0)
+        self._add(call, mean, variance)
+
+    def on_batch(self, call: NormCall, mean: Tensor, variance: Tensor) -> None:
+        if call.mean is not None:
+            self._add(call, mean, variance)
+
+    def _add(self, call: NormCall, mean: Tensor, variance: Tensor) -> None:
+        mean, variance, x = mean.double(), variance.double(), call.x
+        count = float(x.numel() // x.shape[1])
         parts = [count * mean, count * (variance + mean.square())]
         parts.append(torch.tensor(count, device=x.device))
         old = self.sums.get(id(call.mean))

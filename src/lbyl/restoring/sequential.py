@@ -81,7 +81,7 @@ def inputs_seen(call: LayerCall) -> Tensor:
     if call.kind == "linear":
         return thin(call.x.reshape(-1, call.x.shape[-1]), SAMPLES, generator)
     geometry = Geometry.of(call)
-    return patches_of(call.x, geometry, geometry.positions(call.x) / SAMPLES, generator).flatten(1)
+    return patches_of(call.x, geometry, SAMPLES, generator).flatten(1)
 
 
 def fit_sequentially(

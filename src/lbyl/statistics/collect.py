@@ -30,7 +30,7 @@ from lbyl.statistics.products import (
     query_and_key,
 )
 from lbyl.statistics.running_stats import match_running_stats
-from lbyl.statistics.samples import Geometry, patches_of, thin
+from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
 from lbyl.statistics.solve import gram
 from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
@@ -41,8 +41,12 @@ FEATURE_LIMIT = 4608
 """Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""
 
 SAMPLES_PER_FEATURE = 12
-MINIMUM_SAMPLES = 1 << 16
-"""Positions are thinned out to about so many samples: neighbours are nearly alike."""
+FEWEST_SAMPLES, MOST_SAMPLES, SAMPLED_VALUES = 1 << 14, 1 << 16, 1 << 23
+"""Positions are thinned out: neighbours are nearly alike.
+
+What a regression loses to a finite sample is about features/samples of what it misses anyway. Few
+features take more than that asks for, up to `MOST_SAMPLES`, for they cost little.
+"""
 
 HALF = (torch.float16, torch.bfloat16)
 SMALLEST_SQUARE = 1e-28  # sums of squares below it lose digits in float32
@@ -92,7 +96,8 @@ class Accumulator:
     def moments(self) -> Moments:
         assert self.total is not None and self.products is not None
         mean = self.total / self.count
-        covariance = self.products / self.count - torch.outer(mean, mean)
+        # In place: the sums have served, and a second matrix of that size need not be held.
+        covariance = self.products.div_(self.count).addr_(mean, mean, alpha=-1)
         taps = self.taps if self.per_tap else 1
         spatial = None
         if self.spatial is not None:
@@ -155,8 +160,7 @@ class Collector(Watch):
         elif call.kind == "conv":
             gather_convolution(into, call.x, Geometry.of(call), self.generator)
         else:  # transposed: inputs by channel
-            rows = call.x.movedim(1, -1).flatten(0, -2)
-            into.add(thin(rows, into.sample_limit, self.generator))
+            into.add(pixels_of(call.x, into.sample_limit, self.generator))
 
 
 def gather_linear(into: Accumulator, x: Tensor, generator: torch.Generator) -> None:
@@ -180,9 +184,9 @@ def gather_convolution(
     if math.prod(geometry.kernel) == 1 and into.per_tap:
         for d, step in enumerate(geometry.stride):
             x = x[(slice(None),) * (2 + d) + (slice(None, None, step),)]
-        into.add(thin(x.movedim(1, -1).flatten(0, -2), into.sample_limit, generator))
+        into.add(pixels_of(x, into.sample_limit, generator))
         return
-    patches = patches_of(x, geometry, geometry.positions(x) / into.sample_limit, generator)
+    patches = patches_of(x, geometry, into.sample_limit, generator)
     if into.per_tap:
         into.add(patches.flatten(1))
         return
@@ -283,8 +287,14 @@ def _accumulator(consumer: Consumer, weight: Tensor, taps: str, batches: int) ->
     features = inputs * kernel if per_tap else inputs
     features = features if columns is None else columns.shape[0]
     # Each batch takes its fraction, so that the total does not depend on the batch size.
-    limit = max(MINIMUM_SAMPLES, SAMPLES_PER_FEATURE * features) // max(1, batches)
+    limit = sample_limit(features) // max(1, batches)
     return Accumulator(consumer, kernel, per_tap and columns is None, columns, limit)
+
+
+def sample_limit(features: int) -> int:
+    """How many samples are enough for so many features."""
+    cheap = min(MOST_SAMPLES, SAMPLED_VALUES // max(1, features))
+    return max(FEWEST_SAMPLES, SAMPLES_PER_FEATURE * features, cheap)
 
 
 def check_statistics(graph: Graph, statistics: Statistics) -> None:

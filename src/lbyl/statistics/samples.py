@@ -42,37 +42,50 @@ class Geometry:
             sides = tuple((p, p) for p in each(padding))
         return cls(tuple(kernel), stride, sides, dilation)
 
-    def positions(self, x: Tensor) -> float:
-        """About how many positions of a batch the kernel is applied at."""
-        return x.shape[0] * math.prod(x.shape[2:]) / math.prod(self.stride)
+
+def drawn(total: int, limit: int, generator: torch.Generator) -> Tensor | None:
+    """`limit` of `total` positions, one drawn from each stretch of about equal length.
+
+    Every n-th one would not do: positions follow each other pixel by pixel, and a step that divides
+    the width sees the same columns of every image. None where all are wanted.
+    """
+    count = max(1, limit)
+    if total <= count:
+        return None
+    ends = torch.arange(count + 1) * total // count
+    within = torch.rand(count, generator=generator, dtype=torch.float64)
+    return ends[:-1] + (within * ends.diff()).long()
 
 
 def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Tensor:
-    """About `limit` of the rows, one drawn from each stretch of equal length.
-
-    Every n-th row would not do: rows follow each other pixel by pixel, and a step that divides
-    the width sees the same columns of every image.
-    """
-    step = rows.shape[0] // max(1, limit)
-    if step <= 1:
-        return rows
-    count = rows.shape[0] // step
-    positions = torch.arange(count) * step + torch.randint(step, (count,), generator=generator)
-    return rows[positions.to(rows.device)]
+    """`limit` of the rows, all where there are fewer."""
+    places = drawn(rows.shape[0], limit, generator)
+    return rows if places is None else rows[places.to(rows.device)]
 
 
-def patches_of(x: Tensor, geometry: Geometry, excess: float, generator: torch.Generator) -> Tensor:
-    """What the kernel sees: (positions, channels, taps), positions thinned by about `excess`."""
+def pixels_of(x: Tensor, limit: int, generator: torch.Generator) -> Tensor:
+    """`limit` rows (positions, channels) of images (n, channels, …), drawn before copying."""
+    sizes = (x.shape[0], *x.shape[2:])
+    places = drawn(math.prod(sizes), limit, generator)
+    if places is None:
+        return x.movedim(1, -1).flatten(0, -2)
+    return x.movedim(1, -1)[torch.unravel_index(places.to(x.device), sizes)]
+
+
+def patches_of(x: Tensor, geometry: Geometry, limit: int, generator: torch.Generator) -> Tensor:
+    """What the kernel sees: (positions, channels, taps), of `limit` positions."""
     dims = len(geometry.kernel)
+    if x.dim() == 4 and x.device.type == "cpu":  # windows are then runs of channels in memory
+        x = x.contiguous(memory_format=torch.channels_last)
     x = F.pad(x, [p for sides in reversed(geometry.padding) for p in sides])
-    coarser = max(1, round(excess ** (1 / dims)))
     for d in range(dims):  # each dimension becomes positions here and taps at the end
         reach = geometry.dilation[d] * (geometry.kernel[d] - 1)
-        count = (x.shape[2 + d] - reach - 1) // geometry.stride[d] + 1
-        step = min(coarser, count)
-        first = int(torch.randint(step, (), generator=generator)) * geometry.stride[d]
-        x = x.narrow(2 + d, first, x.shape[2 + d] - first)
         # A view: windows that are left out are never copied.
-        x = x.unfold(2 + d, reach + 1, step * geometry.stride[d])[..., :: geometry.dilation[d]]
+        x = x.unfold(2 + d, reach + 1, geometry.stride[d])[..., :: geometry.dilation[d]]
     x = x.movedim(1, dims + 1)  # (batch, positions…, channels, taps…)
-    return x.reshape(math.prod(x.shape[: dims + 1]), x.shape[dims + 1], -1)
+    sizes = x.shape[: dims + 1]
+    places = drawn(math.prod(sizes), limit, generator)
+    if places is None:
+        places = torch.arange(math.prod(sizes))
+    seen = x[torch.unravel_index(places.to(x.device), sizes)]
+    return seen.reshape(len(places), x.shape[dims + 1], -1)
