@@ -33,7 +33,9 @@ def stem(channels: int = 3, filters: int = 48, kernel: int = 5) -> nn.Sequential
 
 @torch.no_grad()
 def remember(model: nn.Sequential, images: Tensor) -> None:
-    model[1].running_var.copy_(model[0](images).var((0, 2, 3)))
+    entering = model[0](images)
+    model[1].running_var.copy_(entering.var((0, 2, 3)))
+    model[1].running_mean.copy_(entering.mean((0, 2, 3)))
 
 
 @torch.no_grad()
@@ -109,10 +111,31 @@ def test_the_first_layer_tells_the_spectrum_of_its_images() -> None:
     fresh = procedural_images(200, (3, 32, 32), seed=9)
     assert disagreement(model, fresh) > 0.25
     assert disagreement(model, found(fresh)) < 0.08
-    assert float(found(fresh).std()) == pytest.approx(float(fresh.std()), rel=0.1)
     right = roughness(SpectrumGains(GAINS)(fresh))
     assert roughness(fresh) > 1.5 * right
     assert abs(roughness(found(fresh)) - right) < 0.4 * (roughness(fresh) - right)
+
+
+@pytest.mark.parametrize("scale, colour", [(0.25, (0.4, 0.45, 0.5)), (60.0, (120.0, 110.0, 90.0))])
+def test_the_first_layer_tells_how_strong_its_images_are_and_their_mean_colour(
+    scale: float, colour: tuple[float, float, float]
+) -> None:
+    model, mean = stem(), torch.tensor(colour)
+    real = SpectrumGains(GAINS)(procedural_images(400, (3, 32, 32), seed=5))
+    real = real / real.std() * scale + mean[:, None, None]
+    remember(model, real)
+    made = gains_of(model)(procedural_images(400, (3, 32, 32), seed=9))
+    assert float(made.std()) == pytest.approx(float(real.std()), rel=0.1)
+    assert torch.allclose(made.mean((0, 2, 3)), mean, atol=0.15 * scale)
+
+
+def test_colours_that_no_filter_sees_stay_at_zero() -> None:
+    model = stem()
+    with torch.no_grad():  # every filter looks for edges alone
+        model[0].weight -= model[0].weight.mean((2, 3), keepdim=True)
+    remember(model, procedural_images(100, (3, 32, 32), seed=5))
+    found = gains_of(model)
+    assert found.mean is not None and float(found.mean.abs().max()) < 0.5
 
 
 def test_images_that_agree_already_stay_as_they_are() -> None:

@@ -4,7 +4,9 @@ The running variance of the first BatchNorm is the variance that each filter in 
 the training data. Some filters look for fine edges, some for broad light, some for one colour or
 another: together they determine how strong each of these was. So procedural images are split into
 bands of frequency and axes of colour, and each part gets the gain with which the running
-variances come out best. No data and hardly any time: nothing runs but the first layer.
+variances come out best. The running means determine the mean colour likewise. So images get the
+strength and the colour that inputs of this network have, whether it takes them between 0 and 1 or
+normalised. No data and hardly any time: nothing runs but the first layer.
 """
 
 from __future__ import annotations
@@ -29,14 +31,18 @@ WINDOW = 64  # pixels a side: the central ones are used
 POSITIONS = 32  # a side of what a filter gives: more are nearly alike
 ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
 LINEAR = 1e-2  # the largest part of a response that parts may fail to add up to
+STRONGEST = 1e3  # how far the strength of images may be from one, either way
+LEAST_LEFT = 0.05  # of a running variance, that borders leave to images
+MEAN_PRIOR = 1e-3  # how much a mean colour costs, in squared deviations of images
 SEEN = 1e-4  # filters whose running variance is less, of the mean one, are switched off
 
 
 @dataclass(frozen=True)
 class SpectrumGains:
-    """Gains of the parts of an image."""
+    """Gains of the parts of an image, and the mean colour of all."""
 
     gains: Tensor  # (bands from fine to broad, axes of colour)
+    mean: Tensor | None = None  # (channels,), added at the end
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (n, channels, height, width) with these gains applied."""
@@ -47,7 +53,8 @@ class SpectrumGains:
         def shape(some: Tensor) -> Tensor:
             parts = torch.einsum("ac,nchw->nahw", axes, some)
             shaped = torch.fft.irfft2(torch.fft.rfft2(parts) * transfer, s=some.shape[2:])
-            return torch.einsum("ac,nahw->nchw", axes, shaped)
+            made = torch.einsum("ac,nahw->nchw", axes, shaped)
+            return made if self.mean is None else made + self.mean.to(made)[:, None, None]
 
         # Transforms take several times the memory of what they transform.
         return torch.cat([shape(some) for some in images.split(_at_once(images.shape))])
@@ -76,32 +83,41 @@ def band_filters(size: tuple[int, ...] | torch.Size) -> Tensor:
     return torch.stack([a - b for a, b in itertools.pairwise(passed)])
 
 
+@dataclass(frozen=True)
+class Entering:
+    """What enters the first BatchNorm, and its running statistics."""
+
+    x: Tensor  # (n, filters, height, width)
+    mean: Tensor  # (filters,)
+    variance: Tensor
+
+
 class _FirstNormReached(Exception):
-    """Carries the first BatchNorm's input and running variance; the rest need not run."""
+    """Carries the first BatchNorm's input and running statistics; the rest need not run."""
 
 
 class FirstNorm(Watch):
     """Stops a network at its first BatchNorm."""
 
     def before_norm(self, call: NormCall) -> None:
-        raise _FirstNormReached(call.x, call.var)
+        raise _FirstNormReached(call.x, call.mean, call.var)
 
 
-def _enters(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
-    """What enters the first BatchNorm (n, filters, height, width), and its running variance."""
+def _enters(model: nn.Module, inputs: Inputs) -> Entering | None:
+    """What enters the first BatchNorm; None where that cannot be told."""
     try:
         with FirstNorm():
             call_model(model, inputs)
     except _FirstNormReached as end:
-        entering, variance = end.args
+        entering, mean, variance = end.args
     except Exception:  # a network that does not take a part of an image is not asked
         return None
     else:
         return None
-    if variance is None or entering.dim() != 4:
+    if mean is None or variance is None or entering.dim() != 4:
         return None
     steps = [math.ceil(side / POSITIONS) for side in entering.shape[2:]]
-    return entering[..., :: steps[0], :: steps[1]].float(), variance
+    return Entering(entering[..., :: steps[0], :: steps[1]].float(), mean, variance)
 
 
 @torch.no_grad()
@@ -118,28 +134,33 @@ def match_first_batchnorm(model: nn.Module, example_inputs: Inputs) -> SpectrumG
     top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
     images = images[:, :, top : top + WINDOW, left : left + WINDOW]
 
-    def ask(images: Tensor) -> tuple[Tensor, Tensor] | None:
+    def ask(images: Tensor) -> Entering | None:
         given = tree_map_only(Tensor, lambda _: images.to(dtype), example_inputs)
         return _enters(model, given)
 
     with evaluation_mode(model):
         seen = _products(ask, images)
-    if seen is None:
-        return None
-    products, target = seen
-    active = target > SEEN * target.mean()
-    if not bool(active.any()):
-        return None
-    gains = fit_gains(products[active], target[active]).reshape(-1, shape[0])
-    # A common factor of all gains is not determined: images keep their strength.
-    return SpectrumGains(
-        gains * float(images.std() / SpectrumGains(gains)(images).std().clamp(min=1e-12))
-    )
+        if seen is None:
+            return None
+        products, target = seen
+        active = target > SEEN * target.mean()
+        if not bool(active.any()):
+            return None
+        even = _even_pictures(ask, shape, images)
+    mean = torch.zeros(shape[0], dtype=torch.float64)
+    for _ in range(2):  # what the borders of an even picture give is no variance of the images
+        own = (target - even.border_variance(mean)).clamp(min=LEAST_LEFT * target)[active]
+        gains = fit_gains(products[active], own)
+        factor = strength(products[active], own, gains)
+        mean = even.fit(active, factor)
+    return SpectrumGains(gains.reshape(-1, shape[0]) * factor, mean)
 
 
-def _products(
-    ask: Callable[[Tensor], tuple[Tensor, Tensor] | None], images: Tensor
-) -> tuple[Tensor, Tensor] | None:
+Ask = Callable[[Tensor], Entering | None]
+"""What images make enter the first BatchNorm."""
+
+
+def _products(ask: Ask, images: Tensor) -> tuple[Tensor, Tensor] | None:
     """(filters, parts, parts): covariances of what filters make of the parts of images.
 
     And the running variances (filters,).
@@ -151,14 +172,56 @@ def _products(
     for gains in torch.eye((len(BLURS) + 1) * images.shape[1]):
         part = ask(SpectrumGains(gains.reshape(-1, images.shape[1]))(images))
         assert part is not None  # what took the whole takes a part
-        responses.append(part[0] - nothing[0])
+        responses.append(part.x - nothing.x)
     rows = torch.stack(responses)
-    off = rows.sum(0) + nothing[0] - whole[0]
-    if float(off.std()) > LINEAR * float(whole[0].std()):
+    off = rows.sum(0) + nothing.x - whole.x
+    if float(off.std()) > LINEAR * float(whole.x.std()):
         return None  # parts do not add up, so gains of parts would not describe the whole
     rows = rows.movedim(2, 0).flatten(2)  # (filters, parts, everything)
     rows = rows - rows.mean(2, keepdim=True)
-    return (rows @ rows.mT / rows.shape[2]).double().cpu(), whole[1].double().cpu()
+    return (rows @ rows.mT / rows.shape[2]).double().cpu(), whole.variance.double().cpu()
+
+
+def strength(products: Tensor, target: Tensor, gains: Tensor) -> float:
+    """The factor of all gains with which the variances g'Pg are the target, not only alike."""
+    variance = ((products @ gains) * gains).sum(1).clamp(min=1e-30)
+    factor = float(((target.log() - variance.log()).mean() / 2).exp())
+    return min(max(factor, 1 / STRONGEST), STRONGEST)
+
+
+@dataclass(frozen=True)
+class EvenPictures:
+    """What filters make of pictures of one colour each, beyond what they make of black ones."""
+
+    responses: Tensor  # (channels, filters, positions)
+    mean: Tensor  # (filters,): the running one, less what black pictures give
+    variance: Tensor  # the running one
+
+    def border_variance(self, colour: Tensor) -> Tensor:
+        """(filters,): borders, where images end, differ from the rest of an even picture."""
+        return torch.einsum("c,cfp->fp", colour, self.responses).var(1, correction=0)
+
+    def fit(self, active: Tensor, deviation: float) -> Tensor:
+        """The colour (channels,) whose even picture gives every filter its running mean.
+
+        Filters count by their running deviation. Those that see no even colour say nothing about
+        it: the prior keeps what nobody sees at zero.
+        """
+        weights = self.variance[active].rsqrt()
+        seen = self.responses.mean(2).T[active] * weights[:, None]
+        prior = MEAN_PRIOR * len(seen) / deviation**2
+        curvature = seen.T @ seen + prior * torch.eye(seen.shape[1], dtype=seen.dtype)
+        return torch.linalg.solve(curvature, seen.T @ (self.mean[active] * weights))
+
+
+def _even_pictures(ask: Ask, shape: tuple[int, ...], like: Tensor) -> EvenPictures:
+    """Pictures of the whole size, for their borders."""
+    colours = torch.cat([torch.zeros(1, shape[0]), torch.eye(shape[0])]).to(like)
+    seen = ask(colours[:, :, None, None].expand(-1, *shape).contiguous())
+    assert seen is not None  # what took images takes these
+    x = seen.x.flatten(2).double().cpu()
+    mean = seen.mean.double().cpu() - x[0].mean(1)
+    return EvenPictures(x[1:] - x[:1], mean, seen.variance.double().cpu())
 
 
 def fit_gains(products: Tensor, target: Tensor) -> Tensor:
