@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lbyl.choosing import Chooser, Judges, Trial
 from lbyl.errors import LbylError
-from lbyl.graph.patterns import listed
+from lbyl.graph.patterns import listed, names_attention
 from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
@@ -56,7 +56,6 @@ from lbyl.torchkit.bar import shown
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, Progress, device_of, uncompiled
-from lbyl.tracing.heads import names_attention
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
 
 SOURCES = ("procedural", "inversion", "analytic")

@@ -224,6 +224,8 @@ class Chooser:
         by_unit = curves(self.model, self.graph, self.statistics)
         multiple_of = steps_of(self.graph, self.task.multiple_of)
         if budget.max_error is not None:
+            if budget.uniform:
+                raise LbylError("uniform widths have no max_error: give macs= or params= instead")
             return Allocation(within_error(by_unit, budget.max_error, multiple_of), "max_error")
         sizes = Sizes(self.graph)
         by = None if criterion is None else criterion.to_dict()
@@ -237,6 +239,7 @@ class Chooser:
             multiple_of,
             self.progress,
             self.judges.measured.setdefault(key, {}),
+            budget.uniform,
         )
         if budget.latency is not None:
             return allocator.choose_by_latency(budget.latency, self.time_fraction)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lbyl.configs import described, source_of, write_config
 from lbyl.errors import LbylError
+from lbyl.graph.patterns import names_attention
 from lbyl.planning.plan import Plan
 from lbyl.result import Result
 from lbyl.surgery.cut import weightless_copy
@@ -18,8 +19,7 @@ from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.files import read_json, read_tensors, whole_directory, write_json, write_tensors
 from lbyl.torchkit.masked import can_be_masked
 from lbyl.torchkit.run import Inputs
-from lbyl.torchkit.tensors import is_layout, replace_tensors, tensors
-from lbyl.tracing.heads import names_attention
+from lbyl.torchkit.tensors import fits_layout, is_layout, replace_tensors, tensors
 
 MODEL, PLAN = "model.safetensors", "plan.json"
 
@@ -112,6 +112,10 @@ def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> N
     for name, value in values.items():
         old = here.get(name)
         if old is None:
+            if is_layout(name) and not fits_layout(name, value, values):
+                raise LbylError(
+                    f"the saved model is damaged: {name} says places that are not there"
+                )
             continue
         if old.dim() != value.dim() or any(a > b for a, b in zip(value.shape, old.shape)):
             raise LbylError(

@@ -83,7 +83,8 @@ def parse_amount(
         raise UsageError(f"{' and '.join(options)} are several budgets: give one of them")
     if given:
         with usage():
-            return Budget(**given)
+            amounts: dict[str, Any] = dict(given)
+            return Budget(**amounts)
     return parse_ratio(ratio)
 
 

@@ -121,7 +121,8 @@ def sweep(
     with usage():
         for kind, values in (("macs", macs), ("params", params)):
             for value in values or ():
-                Budget(**{kind: value})
+                amount: dict[str, Any] = {kind: value}
+                Budget(**amount)
         grid = points(
             subjects(models, weights),
             amounts(ratio, macs, params),

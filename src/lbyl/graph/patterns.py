@@ -15,3 +15,8 @@ def listed(patterns: str | Sequence[str]) -> Sequence[str]:
 def matches(name: str, patterns: str | Sequence[str]) -> bool:
     """Whether a layer's name fits one of the patterns (`layer4.*`, `features.3`)."""
     return any(fnmatchcase(name, pattern) for pattern in listed(patterns))
+
+
+def names_attention(pattern: object) -> bool:
+    """Whether a pattern asks for units of attention: `*:heads`, `layers.3.*:qk`."""
+    return isinstance(pattern, str) and ":" in pattern

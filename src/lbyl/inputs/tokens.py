@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.torchkit.intercept import Function, Interceptor
-from lbyl.torchkit.run import Inputs, call_model, evaluation_mode
+from lbyl.torchkit.run import Inputs, call_on_these, evaluation_mode
 
 TOPICAL = 0.7  # fraction of tokens drawn from the neighbourhood of the sequence's topic
 NEIGHBOURS = 64
@@ -69,7 +69,7 @@ def find_texts(model: nn.Module, example_inputs: Inputs) -> list[Text]:
         return []
     lookups = _Lookups(whole)
     with evaluation_mode(model), torch.no_grad(), lookups:
-        call_model(model, example_inputs)
+        call_on_these(model, example_inputs)
     largest = {id(text.tokens): text for text in sorted(lookups.texts, key=lambda t: len(t.table))}
     found = list(dict.fromkeys(id(text.tokens) for text in lookups.texts))
     return [replace(largest[each], longest=lookups.longest) for each in found]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from lbyl.errors import LbylError
-from lbyl.planning.budget import Curve, bisect_prices, least_kept, prices
+from lbyl.planning.budget import Curve, bisect_prices, kinds, least_kept, made_uniform, prices
 from lbyl.planning.ratio import Steps, rounded_up, step_of
 
 Counts = Mapping[str, int]
@@ -106,6 +106,7 @@ class Allocator:
     multiple_of: Steps = None
     progress: Callable[[str, int, int], None] | None = None
     measured: dict[str, Sensitivity] = field(default_factory=dict)  # filled when first needed
+    uniform: bool = False  # units of one kind keep equally many channels
 
     def choose(self, fraction: float) -> Allocation:
         """Of all candidates that leave this fraction of the cost the one that diverges least."""
@@ -183,6 +184,7 @@ class Allocator:
         base = pruned_fractions(even, self.channels)
         for name, curves in (("predicted", self.curves), ("measured", self.weighted_curves)):
             end = pruned_fractions(self._priced(curves, budget), self.channels)
+            end = made_uniform(end, kinds(self.channels)) if self.uniform else end
             for weight in BLENDS[name]:
                 counts = self._fit(blended(base, end, weight), budget)
                 if counts is not None and counts not in made.values():

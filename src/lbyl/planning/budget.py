@@ -9,6 +9,7 @@ counts by the block's fraction of the residual sum.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -149,7 +150,8 @@ class Budget:
     `macs`, `params` and `latency` are fractions of the original's; `keep` is the fraction of its
     accuracy that the smallest network found is forecast to keep; `max_error` is the largest
     predicted error of a layer. Of several allocations within the budget the one is kept whose
-    network diverges least from the original.
+    network diverges least from the original. With `uniform` layers of one kind, those whose names
+    differ in numbers alone, keep equally many channels: a configuration can say such a network.
     """
 
     macs: float | None = None
@@ -157,16 +159,34 @@ class Budget:
     latency: float | None = None
     max_error: float | None = None
     keep: float | None = None
+    uniform: bool = False
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in asdict(self).items() if value is not None}
+        amounts = {name: value for name, value in asdict(self).items() if name != "uniform"}
+        given = {name: value for name, value in amounts.items() if value is not None}
+        if not isinstance(self.uniform, bool):
+            raise LbylError(f"uniform is {self.uniform!r}: it must be True or False")
         if len(given) != 1:
-            names = ", ".join(given or asdict(self))
+            names = ", ".join(given or amounts)
             raise LbylError(f"a budget is exactly one of {names}, not {len(given)} of them")
         for name, value in given.items():
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not 0 < value <= 1:
                 raise LbylError(f"{name} is {value!r}: it must be above 0 and at most 1")
+
+
+def kinds(channels: Mapping[str, int]) -> dict[str, str]:
+    """Unit → its kind: the name without its numbers, and its width."""
+    return {name: f"{re.sub(r'[0-9]+', '*', name)} {size}" for name, size in channels.items()}
+
+
+def made_uniform(values: Mapping[str, float], kind: Mapping[str, str]) -> dict[str, float]:
+    """Values by unit with each that of the middle of its kind."""
+    by_kind: dict[str, list[float]] = {}
+    for name, value in values.items():
+        by_kind.setdefault(kind[name], []).append(value)
+    means = {k: sum(some) / len(some) for k, some in by_kind.items()}
+    return {name: means[kind[name]] for name in values}
 
 
 def least_kept(channels: int) -> int:

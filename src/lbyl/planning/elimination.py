@@ -165,7 +165,8 @@ class EchoCriterion(Criterion):
             if unit.unit.kind != "channels" and self._key(unit) not in statistics.orders:
                 views = group_views(unit, statistics)
                 if views:
-                    order = eliminate_groups(views, unit.unit.channels)
+                    block = unit.unit.block
+                    order = eliminate_groups(views, unit.unit.channels, block=block)
                     statistics.orders[self._key(unit)] = order
             if self._key(unit) not in statistics.orders:
                 waiting.setdefault((unit.unit.channels, unit.device), []).append(unit)

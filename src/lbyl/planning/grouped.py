@@ -75,14 +75,16 @@ def _logit_views(weights: UnitWeights, statistics: Statistics) -> list[GroupView
 
 
 def eliminate_groups(
-    views: list[GroupView], channels: int, ridge: float = RIDGE
+    views: list[GroupView], channels: int, ridge: float = RIDGE, block: Tensor | None = None
 ) -> list[tuple[int, float]]:
     """Channels of several inputs each in the order they are pruned, with what each adds.
 
     With H = (C + εI)⁻¹ and M = VᵀV of each view a channel of inputs G costs tr(M_GG H_GG⁻¹), and
     its removal changes H ← H − H_G' S H_G and M ← M − s' M_G − M_G' s + s' M_GG s, with S = H_GG⁻¹
-    and s = S H_G.
+    and s = S H_G. Of several blocks each loses one channel before any loses another.
     """
+    block = torch.zeros(channels, dtype=torch.long) if block is None else block
+    lost = torch.zeros(int(block.max()) + 1)
     inverses = [_inverse(v.covariance.double(), ridge) for v in views]
     grams = [v.weight.double().clone() for v in views]
     costs = [_group_costs(v, h, m) for v, h, m in zip(views, inverses, grams)]
@@ -92,8 +94,10 @@ def eliminate_groups(
         cost = torch.zeros(channels, dtype=torch.float64)
         for view, mine in zip(views, costs):
             cost[view.channels] += mine.cpu()
-        price = cost.nan_to_num(nan=1e300, posinf=1e300).masked_fill(pruned, torch.inf)
+        waiting = pruned | (lost > lost.min())[block]
+        price = cost.nan_to_num(nan=1e300, posinf=1e300).masked_fill(waiting, torch.inf)
         j = int(price.argmin())
+        lost[block[j]] += 1
         order.append((j, float(cost[j].clamp(min=0))))
         pruned[j] = True
         for i, view in enumerate(views):

@@ -73,7 +73,10 @@ def restore(
     }
     indices = kept_indices(graph, kept)
     mask = kept_mask(graph, kept)
-    values = {**sliced(model, indices), **layouts(graph, kept)}
+    values, attributes = sliced(model, indices), {}
+    if any(graph[n].attention is not None for n in kept):
+        values |= layouts(graph, kept)
+        attributes = head_attributes(model, graph, kept)
     channel_cut = ChannelCut(graph, kept, deliveries, mask)
     state = tensors(model)
     merged = _as_held(channel_cut.merged(state), state)
@@ -109,7 +112,7 @@ def restore(
             progress("solving", step + 1, len(cut_consumers))
     # Of units whose consumers are all solved on their own the matrix by channel is not written.
     reported = deliveries if method.by_unit else {}
-    slim = cut(model, values, head_attributes(model, graph, kept))
+    slim = cut(model, values, attributes)
     return Restoration(slim, reported, weights, written, products)
 
 

@@ -64,5 +64,6 @@ def cut(
     slim = copy_model(model, without=values.keys())
     replace_tensors(slim, values)
     refit_attributes(slim, model)
-    set_attributes(slim, attributes or {})
+    if attributes:
+        set_attributes(slim, attributes)
     return slim

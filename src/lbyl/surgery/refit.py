@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lbyl.graph.declare import sizes_of
-from lbyl.torchkit.masked import is_named
 
 
 def refit_attributes(model: nn.Module, original: nn.Module) -> None:
@@ -31,7 +30,8 @@ def _refit(module: nn.Module, before: nn.Module) -> None:
         module.num_channels, module.num_groups = weight.shape[0], weight.shape[0] // size
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.shape[0]
-    elif is_named(module, "Conv1D") and hasattr(module, "nf"):  # Hugging Face's GPT-2
+    elif hasattr(module, "nf") and "Conv1D" in {k.__name__ for k in type(module).__mro__}:
+        # Hugging Face's GPT-2
         assert isinstance(weight, Tensor)
         module.__dict__.update(nx=weight.shape[0], nf=weight.shape[1])
     for attribute, follows in sizes_of(type(module)).items():

@@ -75,7 +75,8 @@ class Point:
     @property
     def pruned(self) -> Ratio | Budget:
         """The amount as `lbyl.compress` takes it."""
-        return self.amount if self.kind == RATIO else Budget(**{self.kind: self.amount})
+        budget: dict[str, Any] = {self.kind: self.amount}
+        return self.amount if self.kind == RATIO else Budget(**budget)
 
     def task(self, multiple_of: int | None) -> Task:
         """The compression with every name resolved."""

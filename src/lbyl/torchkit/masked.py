@@ -60,12 +60,7 @@ def can_be_masked(module: nn.Module | None) -> bool:
     if module is None or isinstance(module, Masked):
         return False
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    return plain or is_named(module, "Conv1D")  # Hugging Face's GPT-2
-
-
-def is_named(module: nn.Module, name: str) -> bool:
-    """Whether a module is of a class of this name, so that its package need not be imported."""
-    return any(kind.__name__ == name for kind in type(module).__mro__)
+    return plain or type(module).__name__ == "Conv1D"  # Hugging Face's GPT-2
 
 
 def layout(kept: Tensor) -> Tensor:

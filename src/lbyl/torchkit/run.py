@@ -20,7 +20,11 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
     It gets copies: some networks change their inputs in place (`x *= 255`), and what one run did
     would be the next run's input.
     """
-    inputs = tree_map_only(Tensor, Tensor.clone, inputs)
+    return call_on_these(model, tree_map_only(Tensor, Tensor.clone, inputs))
+
+
+def call_on_these(model: nn.Module, inputs: Inputs) -> Any:
+    """`model` applied to the very tensors given, for who must know them again."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple):

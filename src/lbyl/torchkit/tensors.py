@@ -69,6 +69,21 @@ def is_layout(name: str) -> bool:
     return name.rpartition(".")[2] in (OUTPUTS, INPUTS, SIZES)
 
 
+def fits_layout(name: str, value: Tensor, values: Mapping[str, Tensor]) -> bool:
+    """Whether such a tensor tells places that the weights beside it can lie in."""
+    owner, _, last = name.rpartition(".")
+    if value.dtype != torch.long or value.dim() != 1 or len(value) < 2 or bool((value < 0).any()):
+        return False
+    if last == SIZES:
+        heads, channels, of_values = value[:3].tolist() if len(value) == 4 else (0, 0, 0)
+        weight = values.get(f"{owner}.in_proj_weight")
+        rows = heads * (2 * channels + of_values)
+        return weight is not None and rows == len(weight) > 0 and int(value[3]) > 0
+    weight = values.get(f"{owner}.weight")
+    ascending = bool((value.diff() > 0).all())
+    return weight is not None and ascending and len(value) - 1 in weight.shape
+
+
 def _add_layout(model: nn.Module, name: str, value: Tensor) -> None:
     owner, _, last = name.rpartition(".")
     module = model.get_submodule(owner)

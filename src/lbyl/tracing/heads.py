@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
-from lbyl.graph.patterns import listed, matches
+from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import AttentionRows, Axis, Consumer, Graph, Layer, Producer, Unit
 from lbyl.surgery.cut import weightless_copy
 from lbyl.surgery.indices import kept_indices
@@ -29,11 +29,6 @@ from lbyl.tracing.labels import Flow, connected
 from lbyl.tracing.record import DoesNotRun
 
 KINDS = ("heads", "qk", "v")
-
-
-def names_attention(pattern: object) -> bool:
-    """Whether a pattern asks for units of attention: `*:heads`, `layers.3.*:qk`."""
-    return isinstance(pattern, str) and ":" in pattern
 
 
 @dataclass
@@ -257,8 +252,6 @@ def offer(
 ) -> Graph:
     """The graph with the units of attention that the patterns name; others stay out of it."""
     asked = [p for p in listed(patterns) if names_attention(p)]
-    if not asked:
-        return graph
     known: list[str] = []
     rows = find_attentions(flow)
     builder = _Builder(model, inputs, flow, graph, rows)

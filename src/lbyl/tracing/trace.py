@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from lbyl.errors import LbylError
-from lbyl.graph.patterns import listed, matches
+from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import is_finite
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import build, without
-from lbyl.tracing.heads import names_attention, offer
+from lbyl.tracing.heads import offer
 
 Patterns = str | Sequence[str]
 AS_WEIGHTS = ("running_mean", "running_var", "weight", "bias")  # buffers that are computed with
@@ -46,8 +46,10 @@ def trace(
     ordinary = [p for p in listed(include) if not names_attention(p)]
     graph = select(graph, ordinary, [p for p in listed(exclude) if not names_attention(p)])
     graph = verify(model, example_inputs, graph, flow.record)
-    graph = offer(model, example_inputs, flow, graph, include)
-    return without(graph, {u.name: EXCLUDED for u in graph if matches(u.name, exclude)})
+    if any(names_attention(p) for p in listed(include)):
+        graph = offer(model, example_inputs, flow, graph, include)
+        graph = without(graph, {u.name: EXCLUDED for u in graph if matches(u.name, exclude)})
+    return graph
 
 
 def check_model(model: nn.Module) -> None:
