@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
+from lbyl.torchkit.run import Inputs, call_on_these, device_of, evaluation_mode
 
 WARM_UP = 3
 
@@ -104,7 +104,7 @@ def _time(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _runner(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
-    return lambda: call_model(model, inputs)
+    return lambda: call_on_these(model, inputs)
 
 
 def _onnx_runner(
