@@ -56,6 +56,7 @@ from lbyl.torchkit.bar import shown
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, Progress, device_of, uncompiled
+from lbyl.torchkit.surroundings import own_randomness
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
 
 SOURCES = ("procedural", "inversion", "analytic")
@@ -182,6 +183,7 @@ class Prepared:
         """Images that the network's BatchNorms agree with; made once."""
         return inverted(self.model, self.fresh.collection(), self.progress)
 
+    @own_randomness()
     def statistics(self, source: str | None = None, taps: str = "auto") -> Statistics:
         """Means and covariances at every consumer, collected once for each source.
 
@@ -231,6 +233,7 @@ class Prepared:
             return None
         return self.statistics(task.method.source, getattr(task.method, "taps", "auto"))
 
+    @own_randomness()
     def plan(
         self,
         ratio: Amount | None = None,
@@ -260,6 +263,7 @@ class Prepared:
         """What networks are compared on where there is a choice between several."""
         return Judges(self.model, self.graph, self.fresh, self.own)
 
+    @own_randomness()
     def forecast(self, slim: nn.Module) -> Forecast | None:
         """How much accuracy a slim network keeps; None where no input for it can be drawn."""
         try:
@@ -291,6 +295,7 @@ class Prepared:
         timed = compare(models, self.example_inputs, device_of(self.model))
         return timed["slim"].median / timed["original"].median
 
+    @own_randomness()
     def compress(
         self,
         ratio: Amount | None = None,
@@ -370,6 +375,7 @@ class Prepared:
             raise LbylError("sequential=True needs data= of single tensors")
         return len(fit_sequentially(self.model, slim, self.graph, indices, torch.cat(batches)))
 
+    @own_randomness()
     def refine(self, result: Result, steps: Steps = 100) -> Result:
         """The result of a compression of this network, refined further; it is not changed."""
         check_steps(steps)
@@ -396,6 +402,7 @@ class Prepared:
             self.model, slim, self.graph, indices, steps, inputs, second_pass, self.progress
         )
 
+    @own_randomness()
     def estimate(
         self,
         ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
@@ -417,6 +424,7 @@ class Prepared:
                     self.progress("estimating", len(points), len(methods) * len(ratios))
         return Estimate(tuple(points))
 
+    @own_randomness()
     def layer_errors(
         self,
         ratios: Sequence[float] = (0.1, 0.3, 0.5),

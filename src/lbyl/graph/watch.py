@@ -7,16 +7,17 @@ Arguments are known by name, however a call gives them. A BatchNorm written out 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lbyl.graph.unit import Consumer
 from lbyl.torchkit.intercept import Function, Interceptor
+from lbyl.torchkit.surroundings import module_hooks
 from lbyl.torchkit.tensors import tensors
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -124,7 +125,7 @@ class Watch(Interceptor):
         state = {} if model is None else tensors(model)
         self.by_batch = by_batch
         self.consumers = {id(state[c.weight]): c for c in consumers}  # by their weight
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
 
     def before_layer(self, consumer: Consumer, call: LayerCall) -> None:
         """A consumer is about to run."""
@@ -168,16 +169,13 @@ class Watch(Interceptor):
 
     def __enter__(self) -> Watch:
         if self.frozen:
-            # For all modules at once: nothing is registered on the model itself.
-            handle = nn.modules.module.register_module_forward_hook(self._frozen_norm)
-            self._handles.append(handle)
+            self._hooks.enter_context(module_hooks(self._frozen_norm))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        while self._handles:
-            self._handles.pop().remove()
+        self._hooks.close()
 
     def _frozen_norm(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         mean = getattr(module, "running_mean", None)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.methods.base import Delivery, Method, registry
-from lbyl.torchkit.run import one_thread
+from lbyl.torchkit.surroundings import one_thread
 
 if TYPE_CHECKING:
     from lbyl.graph.weights import UnitWeights

@@ -46,20 +46,6 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Without torch's threads: following shapes and labels is thousands of tiny operations.
-
-    Threads gain nothing there, and on a busy machine each would wait for the other.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def tensors_in(output: Any, depth: int = 4) -> list[Tensor]:
     """Every tensor in a model's output, whatever containers or dataclasses hold it."""
     if isinstance(output, Tensor):

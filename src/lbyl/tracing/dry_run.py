@@ -17,7 +17,8 @@ from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.surgery.cut import cut, sliced, weightless_copy
 from lbyl.surgery.indices import complete, kept_indices
 from lbyl.surgery.refit import refit_attributes
-from lbyl.torchkit.run import Inputs, one_thread
+from lbyl.torchkit.run import Inputs
+from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import build, without
 from lbyl.tracing.labels import FIXED, Flow

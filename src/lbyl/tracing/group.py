@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Axis, Consumer, Graph, Layer, Norm, Producer, Unit
-from lbyl.torchkit.run import one_thread
+from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.labels import Atoms, Flow, Pinned, connected
 
 

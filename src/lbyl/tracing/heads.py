@@ -20,7 +20,8 @@ from lbyl.surgery.indices import kept_indices
 from lbyl.surgery.layout import head_attributes, layouts, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.masked import can_be_masked
-from lbyl.torchkit.run import Inputs, one_thread
+from lbyl.torchkit.run import Inputs
+from lbyl.torchkit.surroundings import one_thread
 from lbyl.torchkit.tensors import replace_tensors
 from lbyl.tracing.attention import Attention, Rows, find_attentions
 from lbyl.tracing.follow import follow

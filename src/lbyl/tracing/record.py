@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
 from lbyl.torchkit.intercept import Function, Interceptor
-from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, one_thread, tensors_in
+from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+from lbyl.torchkit.surroundings import module_hooks, one_thread
 from lbyl.torchkit.tensors import deep_copy, parameter_names
 
 
@@ -350,17 +351,8 @@ def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
             recorder.record.failed = [recorder.number(x) for x in tensors_in(args)]
         recorder.leave(module, args, kwargs, output)
 
-    handles = [
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
-    ]
-    try:
+    with module_hooks(leave, enter, always=True):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-            # torch forgets to: `torch.compile` would warn of a hook that is long gone.
-            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 @contextmanager

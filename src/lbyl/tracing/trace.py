@@ -13,6 +13,7 @@ from lbyl.errors import LbylError
 from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
 from lbyl.torchkit.run import Inputs
+from lbyl.torchkit.surroundings import own_randomness
 from lbyl.torchkit.tensors import is_finite
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
@@ -24,6 +25,7 @@ AS_WEIGHTS = ("running_mean", "running_var", "weight", "bias")  # buffers that a
 NOT_INCLUDED, EXCLUDED = "not in include=", "excluded as asked"  # reasons that a user gave
 
 
+@own_randomness()
 def trace(
     model: nn.Module,
     example_inputs: Inputs,

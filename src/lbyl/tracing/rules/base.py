@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lbyl.graph.declare import Rule, leaf_rule
-from lbyl.torchkit.run import one_thread
+from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.labels import Flow, compact
 from lbyl.tracing.record import Call, Ref
 

@@ -1,0 +1,108 @@
+"""What belongs to the caller and is shared by all threads of a process: left as it was found.
+
+torch keeps its random state, its number of threads and the hooks of all modules once for a process.
+Several compressions may run in threads of their own: the first that changes something remembers how
+it was, the last one puts it back, and hooks look on in their own thread only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_lock = threading.Lock()
+_here = threading.local()
+
+
+class _Shared:
+    """How many threads are inside, and what was found by the first."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.random = ExitStack()
+        self.busy = 0
+        self.threads = 1
+
+
+_shared = _Shared()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Without torch's threads: following shapes and labels is thousands of tiny operations.
+
+    Threads gain nothing there, and on a busy machine each would wait for the other.
+    """
+    with _lock:
+        before = torch.get_num_threads()
+        if _shared.busy and before == 1:  # a thread that torch first sees now gets the other's 1
+            before = _shared.threads
+        _shared.busy, _shared.threads = _shared.busy + 1, before
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _lock:
+            _shared.busy -= 1
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def own_randomness(seed: int = 0) -> Iterator[None]:
+    """Networks that draw numbers draw the same ones every time, and none of the caller's."""
+    if getattr(_here, "drawing", False):
+        yield
+        return
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with _lock:
+        if not _shared.inside:
+            _shared.random.enter_context(torch.random.fork_rng(devices=list(devices)))
+        _shared.inside += 1
+    _here.drawing = True
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        torch.cuda.default_generators[device].manual_seed(seed)
+    try:
+        yield
+    finally:
+        _here.drawing = False
+        with _lock:
+            _shared.inside -= 1
+            if not _shared.inside:
+                _shared.random.close()
+
+
+@contextmanager
+def module_hooks(
+    after: Callable[..., None], before: Callable[..., None] | None = None, always: bool = False
+) -> Iterator[None]:
+    """Calls around every module that runs in this thread; nothing is registered on a model.
+
+    `before` gets (module, args); `after` gets (module, args, output), or where it is called
+    `always`, also after an error, (module, args, kwargs, output).
+    """
+    thread = threading.get_ident()
+
+    def only_here(call: Callable[..., None]) -> Callable[..., None]:
+        def hook(*args: Any) -> None:
+            if threading.get_ident() == thread:
+                call(*args)
+
+        return hook
+
+    register = nn.modules.module.register_module_forward_hook
+    handles = [register(only_here(after), with_kwargs=always, always_call=always)]
+    if before is not None:
+        handles.append(nn.modules.module.register_module_forward_pre_hook(only_here(before)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+            # torch forgets to: `torch.compile` would warn of a hook that is long gone.
+            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
