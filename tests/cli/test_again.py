@@ -89,3 +89,21 @@ def test_a_plan_of_another_network_does_not_compose() -> None:
     assert first.then(later).kept["a"].tolist() == [2]
     with pytest.raises(lbyl.LbylError, match="2 were kept"):
         first.then(lbyl.Plan({"a": torch.tensor([1])}, {"a": 3}))
+
+
+def test_several_compressions_are_compared_on_one_page(run: Any, tmp_path: Path) -> None:
+    for ratio in ("0.25", "0.5"):
+        arguments = ["--ratio", ratio, "--method", "none", "--no-report"]
+        run("compress", *DIGITS, *arguments, "--out", tmp_path / f"r{ratio}")
+    page = tmp_path / "both.html"
+    run("report", tmp_path / "r0.25", tmp_path / "r0.5", "--out", page)
+    text = page.read_text()
+    assert "2 compressions compared" in text and "24/32" in text and "16/32" in text
+    assert text.count('class="dot"') == 3 * 2  # both against MACs, parameters and bytes
+    wrong = run("report", tmp_path / "r0.25", tmp_path / "r0.5", "--model", "lbyl:digits", code=2)
+    assert "of one compression" in wrong.stderr
+
+
+def test_the_report_draws_what_the_networks_were_compared_on(run: Any, tmp_path: Path) -> None:
+    run("compress", *DIGITS, "--ratio", "0.5", "--method", "none", "--out", tmp_path / "out")
+    assert 'src="data:image/png;base64,iVBOR' in (tmp_path / "out" / "report.html").read_text()

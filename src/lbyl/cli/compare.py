@@ -24,7 +24,7 @@ from lbyl.planning.task import DEFAULT_CRITERION, Task
 from lbyl.report.fill import COMPARED, common_statistics, consumer_errors
 from lbyl.restoring.refine import Refinement, Steps
 from lbyl.statistics.moments import Statistics
-from lbyl.torchkit.format import human
+from lbyl.torchkit.format import human, percent
 
 ERRORS = {"residual": "RE", "bias": "BE", "norm": "‖s‖", "error": "error"}
 
@@ -159,6 +159,7 @@ def as_row(
         "parameters": result.after.parameters,
         "macs": result.after.macs,
         "accuracy": accuracy,
+        "forecast": None if result.forecast is None else asdict(result.forecast),
         **errors,
     }
 
@@ -183,16 +184,18 @@ def _mean(values: list[float | None]) -> float | None:
 def show(screen: Screen, model: str, original: float | None, rows: list[dict[str, Any]]) -> None:
     """One table; the best of each ratio would be a judgement, so only the order is ours."""
     measured = original is not None
-    errors = [key for key in ERRORS if any(row[key] is not None for row in rows)]
-    columns = ["method", "criterion", "ratio"]
+    columns = ["method", "criterion", "ratio", "keeps about", "interval"]
     columns += ["accuracy"] if measured else []
-    columns += ["parameters", "MACs", *(ERRORS[key] for key in errors), "time"]
+    columns += ["parameters", "MACs", "error", "time"]
     lines = []
     for row in rows:
         line = [row["method"], row["criterion"] or "its own", f"{row['ratio']:g}"]
+        told = row["forecast"] or {}
+        kept, low, high = (told.get(key) for key in ("kept", "low", "high"))
+        line += [percent(kept), "–" if kept is None else f"{percent(low)} to {percent(high)}"]
         line += [f"{row['accuracy']:.2f} %"] if measured else []
         line += [human(row["parameters"]), human(row["macs"])]
-        line += ["–" if row[key] is None else f"{row[key]:.3f}" for key in errors]
+        line += ["–" if row["error"] is None else f"{row['error']:.3f}"]
         lines.append([*line, f"{row['seconds']:.2f} s"])
     base = f": the original has {original:.2f} %" if measured else ""
     screen.say(f"\n{bold(model)}{base}", table(columns, lines))
@@ -202,6 +205,6 @@ def show(screen: Screen, model: str, original: float | None, rows: list[dict[str
             screen.say(f"[dim]{plain(row['method'])} at {row['ratio']:g}: {refinement}[/]")
     if not measured:
         screen.say(
-            "[dim]RE and BE: of weights; error: of the consumers' outputs, on statistics; "
-            "with --test accuracy is measured[/]"
+            "[dim]keeps about: accuracy forecast to be kept, in nine cases of ten within the "
+            "interval; error: of the consumers' outputs; with --test accuracy is measured[/]"
         )

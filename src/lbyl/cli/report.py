@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from torch import nn
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
@@ -13,13 +14,17 @@ from lbyl.cli.files import REPORT, SHOWN, loading, page, renamed, stored
 from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import check_writable
 from lbyl.models import resolve
-from lbyl.report import write_tradeoff
+from lbyl.report import Run, write_several, write_tradeoff
 from lbyl.storage import PLAN
 from lbyl.sweep import Store
 from lbyl.torchkit.files import read_json
 
-Directory = Annotated[
-    Path, typer.Argument(help="What `lbyl compress --out` or `lbyl sweep` wrote.")
+Directories = Annotated[
+    list[Path],
+    typer.Argument(
+        help="What `lbyl compress --out` or `lbyl sweep` wrote; several are compared on one page.",
+        metavar="DIRECTORY...",
+    ),
 ]
 Original = Annotated[
     str | None,
@@ -39,7 +44,7 @@ Comparison = Annotated[
 
 @guarded
 def report(
-    directory: Directory,
+    directories: Directories,
     model: Original = None,
     out: Target = None,
     comparison: Comparison = None,
@@ -49,6 +54,12 @@ def report(
 ) -> None:
     """Write the report of a saved compression, or of a sweep."""
     screen = Screen(json, quiet)
+    directory, *others = directories
+    if others:
+        if model or comparison:
+            raise UsageError("--model and --comparison are of one compression: give one directory")
+        several(screen, directories, out or Path(REPORT))
+        return
     if directory.is_file():
         if model or comparison:
             raise UsageError("a sweep knows its networks: leave --model and --comparison out")
@@ -71,3 +82,26 @@ def report(
         page(document, result, target, shown, lines, compared and compared.get("rows"))
     screen.data({"out": str(target)})
     screen.say(f"wrote {bold(target)}")
+
+
+def several(screen: Screen, directories: list[Path], target: Path) -> None:
+    """One page about several compressions."""
+    check_writable(target)
+    with screen.stage("reading the results"):
+        names = [directory.name or str(directory) for directory in directories]
+        clear = names if len(set(names)) == len(names) else list(map(str, directories))
+        runs = [run(name, directory) for name, directory in zip(clear, directories)]
+    with screen.stage("writing the report"):
+        write_several(runs, target)
+    screen.data({"out": str(target)})
+    screen.say(f"wrote {bold(target)}")
+
+
+def run(name: str, directory: Path) -> Run:
+    """What a directory says of its compression; the network itself is not needed."""
+    document = read_json(directory / PLAN)
+    result = stored(document, nn.Identity())
+    measured = document.get("accuracy") or {}
+    commands = [*document.get("earlier", []), document.get("command")]
+    text = "\n".join(filter(None, commands))
+    return Run(name, result, measured.get("slim"), measured.get("original"), text)

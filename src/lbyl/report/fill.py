@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lbyl.api import Prepared
 from lbyl.graph.weights import unit_weights
+from lbyl.inputs.preview import preview
 from lbyl.methods import Method, registry
 from lbyl.planning.plan import Plan
 from lbyl.planning.task import Task
@@ -20,6 +25,7 @@ from lbyl.restoring.rewrite import restore
 from lbyl.result import Result
 from lbyl.statistics.moments import Statistics
 
+SHOWN, LARGEST = 24, 64  # inputs that are drawn, and their side in pixels
 COMPARED = ("none", "neuron-merging", "lbyl", "echo")
 """The methods that are shown side by side unless others are named."""
 
@@ -50,7 +56,29 @@ def gather(
         else:
             told = consumer_errors(prepared, result.plan, task.method, common)
         errors[name] = _rows(prepared, task.method, pruned, matrices, told, common)
-    return {"errors": errors, "delivery": delivery}
+    return {"errors": errors, "delivery": delivery, "inputs": drawn_inputs(prepared)}
+
+
+def drawn_inputs(prepared: Prepared) -> str | None:
+    """Some of the inputs that networks were compared on, as a picture in base64.
+
+    None where inputs are no images, are the user's own, or no picture can be written.
+    """
+    if prepared.own is not None or not importlib.util.find_spec("PIL"):
+        return None
+    try:
+        images = prepared.fresh.forecasting[0]
+    except Exception:  # as the forecast, which says so itself
+        return None
+    if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] > 4:
+        return None
+    side = max(images.shape[-2:])
+    few = images[:SHOWN].float()
+    if side > LARGEST:
+        few = nn.functional.interpolate(few, scale_factor=LARGEST / side, mode="area")
+    with tempfile.TemporaryDirectory() as folder:
+        path = preview(Path(folder) / "inputs.png", SHOWN, images=few)
+        return base64.b64encode(path.read_bytes()).decode("ascii")
 
 
 def common_statistics(prepared: Prepared, tasks: Sequence[Task]) -> Statistics | None:

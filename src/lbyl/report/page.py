@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -57,6 +58,7 @@ def write_report(
     command: str | None = None,
     loader: str | None = None,
     afterwards: str | None = None,
+    inputs: str | None = None,
 ) -> Path:
     """Write one self-contained HTML file about a compression.
 
@@ -65,7 +67,8 @@ def write_report(
     and `delivery` are what `lbyl.report.gather` computes. `latency` gives milliseconds "before"
     and "after", and whatever else should be said of how they were measured. `loader` are lines
     that load the saved result with this package; a program without it is always shown.
-    `afterwards` says what was done to the network since.
+    `afterwards` says what was done to the network since, `inputs` is a picture (PNG in base64) of
+    what the networks were compared on.
     """
     path = Path(path)
     if path.is_dir():
@@ -76,6 +79,7 @@ def write_report(
     text = page_template("template.html").render(
         **_story(result),
         afterwards=afterwards,
+        inputs=_base64(inputs),
         cards=_cards(result, accuracy or {}, latency or {}, own),
         accuracies=_accuracies(accuracy or {}),
         rows=own,
@@ -97,6 +101,12 @@ def write_report(
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
+
+
+def _base64(text: str | None) -> str | None:
+    """Nothing but base64 gets into the address of a picture."""
+    whole = text is not None and re.fullmatch(r"[A-Za-z0-9+/]+=*", text)
+    return text if whole else None
 
 
 def _tabs(delivery: bool, comparison: bool) -> list[tuple[str, str]]:
