@@ -72,11 +72,13 @@ def loader_snippet(result: Result, path: str = MODEL, build: str | None = None) 
 
 
 def _refit_source() -> str:
-    """The functions of `lbyl.surgery.refit`, as they stand there."""
+    """The functions of `lbyl.surgery.refit` and those it calls, as they stand there."""
     functions = [
         value
         for value in vars(refit).values()
-        if isinstance(value, FunctionType) and value.__module__ == refit.__name__
+        if isinstance(value, FunctionType)
+        and value.__module__.startswith("lbyl.")
+        and value is not sizes_of  # which the program has as data
     ]
     return "\n\n".join(inspect.getsource(function) for function in functions)
 
