@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint bench docs fuzz fuzz-files kill clean
+.PHONY: help demo test test-all lint bench docs fuzz fuzz-files kill mutants coverage test-lowest wheel-check licences clean
 
 help:
 	@echo "make demo      prune and restore the network that ships with the package"
@@ -15,6 +15,11 @@ help:
 	@echo "make fuzz      random networks, each asked for every promise (COUNT=10000 SEED=0)"
 	@echo "make fuzz-files  damaged files of every kind, with limits on memory and time (COUNT=500)"
 	@echo "make kill      processes killed while they save, compress, fine-tune and sweep (COUNT=25)"
+	@echo "make mutants   small changes to the mathematics that some test must notice (COUNT=150)"
+	@echo "make coverage  the fast tests with the lines they run counted, 92 % at least"
+	@echo "make test-lowest  the fast tests on the lowest torch and numpy that are supported"
+	@echo "make wheel-check  the built wheel in an empty environment, and lbyl demo there"
+	@echo "make licences  of everything that installing lbyl brings along"
 	@echo "make docs      the documentation site, warnings are errors"
 
 $(STAMP): pyproject.toml
@@ -52,6 +57,36 @@ kill: SEED ?= 0
 kill: $(STAMP)
 	$(BIN)/python scripts/kill.py --count $(COUNT) --seed $(SEED)
 
+mutants: COUNT ?= 150
+mutants: SEED ?= 0
+mutants: $(STAMP)
+	$(BIN)/python scripts/mutants.py --count $(COUNT) --seed $(SEED)
+
+coverage: $(STAMP)
+	$(BIN)/python -m coverage run -m pytest -n 0
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+LOWEST := .venv-lowest
+test-lowest:
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint lowest.txt --editable ".[demo,report,vision]" pytest pytest-timeout \
+		pytest-xdist hypothesis
+	$(LOWEST)/bin/python -m pytest -n 2 $(TESTS)
+
+FRESH := .venv-wheel
+wheel-check:
+	rm -rf $(FRESH) dist
+	$(PYTHON) -m venv $(FRESH)
+	$(FRESH)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(FRESH)/bin/python -m pip install --quiet "$$(ls dist/lbyl-*.whl)[demo]"
+	cd $(FRESH) && bin/lbyl demo
+	rm -rf $(FRESH)
+
+licences: $(STAMP)
+	$(BIN)/python scripts/licences.py --check
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.lenet_fashionmnist
 
@@ -60,4 +95,4 @@ docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site dist build
+	rm -rf $(VENV) .venv-lowest .venv-wheel site dist build

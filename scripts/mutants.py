@@ -1,0 +1,273 @@
+"""Mutation testing of the mathematics: small changes to the code that some test must notice.
+
+python scripts/mutants.py                             # 150 mutants, drawn by seed
+python scripts/mutants.py --count 40 --only methods --seed 2
+
+One change is made to one module at a time (another operator, another constant, a condition turned
+round, two branches exchanged); then the tests of its room run until the first fails. A
+mutant that no test notices survives. Each runs in a fork of a process that has torch loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "lbyl"
+
+ROOMS: dict[str, tuple[str, ...]] = {  # room → the tests that know it best, the quickest first
+    "methods": ("tests/methods", "tests/test_checks.py"),
+    "statistics": ("tests/statistics", "tests/methods/test_echo.py"),
+    "surgery": ("tests/surgery", "tests/test_storage.py", "tests/tracing/test_rules.py"),
+    "planning": ("tests/planning", "tests/test_prepare.py", "tests/test_choosing.py"),
+    "restoring/correct.py": ("tests/restoring/test_correct.py", "tests/test_degenerate.py"),
+    "restoring/rewrite.py": ("tests/methods/test_every_method.py", "tests/restoring"),
+    "restoring/recalibrate.py": ("tests/restoring", "tests/methods/test_echo.py"),
+}
+
+COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.MatMult: ast.Add,
+    ast.Mod: ast.Add,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+
+Change = Callable[[ast.AST], None]
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
+    """The mutants of one node: what each changes, and how."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
+
+        def compare(n: ast.AST) -> None:
+            n.ops[0] = COMPARED[type(n.ops[0])]()  # type: ignore[attr-defined]
+
+        yield "comparison", compare
+    if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in COMPUTED:
+
+        def compute(n: ast.AST) -> None:
+            n.op = COMPUTED[type(n.op)]()  # type: ignore[attr-defined]
+
+        yield "operator", compute
+    if isinstance(node, ast.BoolOp):
+
+        def connect(n: ast.AST) -> None:
+            n.op = ast.Or() if isinstance(n.op, ast.And) else ast.And()  # type: ignore[attr-defined]
+
+        yield "and/or", connect
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub, ast.Invert)):
+
+        def drop(n: ast.AST) -> None:
+            n.op = ast.UAdd() if isinstance(n.op, ast.USub) else n.op  # type: ignore[attr-defined]
+            if not isinstance(n.op, ast.UAdd):  # type: ignore[attr-defined]
+                n.operand = ast.UnaryOp(n.op, n.operand)  # type: ignore[attr-defined]
+
+        yield "sign or not", drop
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+
+        def constant(n: ast.AST) -> None:
+            n.value = n.value + 1 if isinstance(n.value, int) else 2 * n.value + 1e-3  # type: ignore[attr-defined]
+
+        yield "constant", constant
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+
+        def flip(n: ast.AST) -> None:
+            n.value = not n.value  # type: ignore[attr-defined]
+
+        yield "truth", flip
+    if isinstance(node, ast.IfExp):
+
+        def swap(n: ast.AST) -> None:
+            n.body, n.orelse = n.orelse, n.body  # type: ignore[attr-defined]
+
+        yield "branches", swap
+
+
+def skipped(tree: ast.Module) -> set[int]:
+    """Nodes that compute nothing: annotations, docstrings, messages of errors and notes."""
+    found: set[int] = set()
+
+    def leave(node: ast.AST | None) -> None:
+        if node is not None:
+            found.update(id(n) for n in ast.walk(node))
+
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.arg, ast.AnnAssign)):
+            leave(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            leave(node.returns)
+            for decorator in node.decorator_list:
+                leave(decorator)
+        if _computes_nothing(node):
+            leave(node)
+    return found
+
+
+def _computes_nothing(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.dump(node.test)
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "id", "") in ("note", "progress")
+    if isinstance(node, (ast.Assign, ast.Expr)):
+        return _is_type(node)
+    if isinstance(node, ast.FunctionDef):
+        return node.name in ("__str__", "__repr__")
+    return isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr))
+
+
+def _is_type(node: ast.AST) -> bool:
+    """Whether a statement makes a name for a type, such as `Ratio = float | Mapping`."""
+    value = getattr(node, "value", None)
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr)
+
+
+def mutants(path: Path) -> list[tuple[int, str, str]]:
+    """All mutants of a file: line, what is changed, and the changed source."""
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    away, found = skipped(tree), []
+    for index, node in enumerate(ast.walk(tree)):
+        if id(node) in away:
+            continue
+        for what, change in changes(node):
+            other = copy.deepcopy(tree)
+            twin = next(n for i, n in enumerate(ast.walk(other)) if i == index)
+            change(twin)
+            line = getattr(node, "lineno", 0)
+            found.append((line, what, ast.unparse(ast.fix_missing_locations(other))))
+    return found
+
+
+def noticed(path: Path, source: str, tests: tuple[str, ...], limit: int) -> bool:
+    """Whether the tests fail with this source in the place of the file's own."""
+    process = os.fork()
+    if process == 0:
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        status = 1
+        try:
+            status = _tested(path, source, tests)
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(process, os.WNOHANG)
+        if done:
+            return status != 0
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)  # a mutant that never ends is noticed, too
+    os.waitpid(process, 0)
+    return True
+
+
+def _tested(path: Path, source: str, tests: tuple[str, ...]) -> int:
+    import importlib.abc
+    import importlib.util
+
+    import pytest
+
+    name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+    name = name.removesuffix(".__init__")
+
+    class Mutant(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, fullname, *rest):  # type: ignore[no-untyped-def]
+            if fullname != name:
+                return None
+            return importlib.util.spec_from_file_location(fullname, path, loader=self)
+
+        def create_module(self, spec):  # type: ignore[no-untyped-def]
+            return None
+
+        def exec_module(self, module):  # type: ignore[no-untyped-def]
+            exec(compile(source, str(path), "exec"), module.__dict__)
+
+    sys.meta_path.insert(0, Mutant())
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", "-p", "no:timeout"]
+    return int(pytest.main([*options, "-o", "addopts=-m 'not slow'", *tests]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=150, help="how many mutants are drawn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=list(ROOMS))
+    parser.add_argument("--limit", type=int, default=600, help="seconds for one mutant")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    drawn = draw(options.count, options.seed, options.only)
+    preload()
+    survivors, done = [], 0
+    for room, path, line, what, source in drawn:
+        killed = noticed(path, source, ROOMS[room], options.limit)
+        done += 1
+        place = f"{path.relative_to(ROOT)}:{line} {what}"
+        if not killed:
+            survivors.append(place)
+        print(f"{done}/{len(drawn)} {'killed  ' if killed else 'SURVIVED'} {place}", flush=True)
+    score = 100 * (1 - len(survivors) / max(1, done))
+    print(f"{done} mutants, {len(survivors)} survived: score {score:.1f} %")
+    if options.json:
+        figures = {"mutants": done, "survived": survivors, "score": score, "seed": options.seed}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return int(score < 85)
+
+
+def draw(count: int, seed: int, only: str | None) -> list[tuple[str, Path, int, str, str]]:
+    """A sample of all mutants of the rooms, each as likely as any other."""
+    every = []
+    for room in ROOMS:
+        if only not in (None, room):
+            continue
+        place = SOURCE / room
+        for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+            every += [(room, path, *mutant) for mutant in mutants(path)]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def preload() -> None:
+    """What every mutant's tests import, except lbyl itself, which each imports anew."""
+    import hypothesis  # noqa: F401
+    import numpy  # noqa: F401
+    import pytest  # noqa: F401
+    import safetensors.torch  # noqa: F401
+    import torch
+    import torch._subclasses.fake_tensor
+    import torch.fx.experimental.symbolic_shapes
+
+    torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
