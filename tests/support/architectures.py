@@ -60,10 +60,8 @@ phi phi3 qwen2 qwen3 rembert roberta roberta-prelayernorm roformer smollm3 splin
 stablelm starcoder2 xglm xlm-roberta xlm-roberta-xl xmod yoso
 """.split()
 PAIRS = "bart blenderbot-small m2m_100 marian mbart mt5 pegasus plbart t5 umt5".split()
-IMAGES = (
-    "audio-spectrogram-transformer beit data2vec-vision deit dinov2 dpt ijepa vit vit_mae".split()
-)
-IMAGES += ["vit_msn", "yolos", "siglip_vision_model", "clip_vision_model"]
+IMAGES = "audio-spectrogram-transformer beit data2vec-vision deit dinov2 dpt ijepa vit".split()
+IMAGES += ["vit_msn", "siglip_vision_model", "clip_vision_model"]
 OWN: dict[str, dict[str, Any]] = {
     "bert-generation": {"is_decoder": False},
     "gpt_neo": {"attention_types": [[["global"], 2]]},
