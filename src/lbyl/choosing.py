@@ -30,6 +30,7 @@ from lbyl.restoring.scratch import Scratch
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.fallbacks import noting
+from lbyl.torchkit.processes import agreed
 from lbyl.torchkit.run import Inputs, Progress
 
 SPEAKING = ("own", "analytic")  # statistics that hold already what a second run would show
@@ -199,7 +200,7 @@ class Chooser:
         """How far a trial diverges; of all that were judged only the best is kept."""
         key = _key(trial.plan)
         if key not in self._scores:
-            self._scores[key] = self.judges.whole(trial.restored.model)
+            self._scores[key] = agreed(self.judges.whole(trial.restored.model))
             best = min(self._scores, key=self._scores.__getitem__)
             self._trials = {k: t for k, t in self._trials.items() if k == best}
         return self._scores[key]
@@ -212,9 +213,9 @@ class Chooser:
             values = silencing(self.model, self.graph, plan, self.task.method, self.statistics)
             if values is not None:
                 with self.judges.scratch.holding(values) as silenced:
-                    return self.judges.alone(silenced)
+                    return agreed(self.judges.alone(silenced))
             slim = restore(self.model, self.graph, plan, self.task.method, self.statistics).model
-            return self.judges.alone(slim)
+            return agreed(self.judges.alone(slim))
 
         return score
 

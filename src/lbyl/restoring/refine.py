@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Consumer, Graph
@@ -31,6 +32,7 @@ from lbyl.restoring.recalibrate import recalibrate
 from lbyl.surgery.indices import consumers_cut
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.format import counted
+from lbyl.torchkit.processes import agreed, averaged, rank_and_size
 from lbyl.torchkit.recording import Recorded
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.torchkit.tensors import select, tensors
@@ -259,7 +261,7 @@ class Descent:
     @torch.no_grad()
     def loss(self) -> float:
         """On the inputs held out."""
-        return float(self.task.loss(self.held))
+        return agreed(float(self.task.loss(self.held)))
 
     def run(self, steps: int, first: float) -> float:
         """The loss after a round of steps, from `first` before it."""
@@ -279,12 +281,21 @@ class Descent:
         rates = [rate * float(p.detach().square().mean().sqrt()) for p in self.parameters]
         optimiser = Adam(self.parameters, rates)
         for step in range(steps):
-            optimiser.step(self.gradients(next(self.inputs)), 1 - step / steps)
+            optimiser.step(averaged(self.gradients(_mine(next(self.inputs)))), 1 - step / steps)
             if self.progress:
                 self.progress("refining", step + 1, steps)
             if step + 1 == TRIAL < steps and not self.loss() < HARM * first:
                 return None
         return self.loss()
+
+
+def _mine(inputs: Inputs) -> Inputs:
+    """This process's share of a batch: every n-th example; all of one too small to be shared."""
+    rank, size = rank_and_size()
+    rows = [len(x) for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
+    if size == 1 or not rows or min(rows) < 2 * size or len(set(rows)) > 1:
+        return inputs
+    return tree_map_only(Tensor, lambda x: x[rank::size] if x.dim() else x, inputs)
 
 
 def check_steps(steps: object) -> None:

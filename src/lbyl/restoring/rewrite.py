@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import consumers_cut, kept_along, kept_indices, kept_mask, take
 from lbyl.surgery.layout import head_attributes, layouts
 from lbyl.torchkit.fallbacks import at, note
+from lbyl.torchkit.processes import gathered, several, share
 from lbyl.torchkit.run import Progress
 from lbyl.torchkit.tensors import can_take_bias, is_finite, tensors
 
@@ -89,8 +90,9 @@ def restore(
     if method.restores_products and statistics is not None:
         products = _products(graph, kept, statistics, state, indices, values)
     written: dict[str, Written] = {}
+    solved: dict[str, Tensor] = {}
     cut_consumers = consumers_cut(graph, indices)
-    for step, consumer in enumerate(cut_consumers):
+    for step, consumer in share(cut_consumers):
         columns = kept_along(consumer.channel, mask)
         moments = statistics.get(consumer.name) if statistics else None
         old = as_matrix(state[consumer.weight], consumer)
@@ -101,19 +103,36 @@ def restore(
             changed |= _corrected(model, consumer, shift, state, method)
             held = _as_held(channel_cut.outputs(changed, consumer), state)
             if _all_finite(held):
-                values |= held
+                solved |= held
                 written[consumer.name] = _told(consumer, changed, shift)
             else:  # a weight and the correction behind it belong together
                 note("only cut: its new values are too large for the model's precision")
                 weight = state[consumer.weight].detach()
-                values[consumer.weight] = take(weight, consumer.weight, indices)
+                solved[consumer.weight] = take(weight, consumer.weight, indices)
                 written[consumer.name] = Written()
         if progress:
             progress("solving", step + 1, len(cut_consumers))
+    solved, written = _from_all(solved, written, cut_consumers)
+    values |= solved
     # Of units whose consumers are all solved on their own the matrix by channel is not written.
     reported = deliveries if method.by_unit else {}
     slim = cut(model, values, attributes)
     return Restoration(slim, reported, weights, written, products)
+
+
+def _from_all(
+    solved: dict[str, Tensor], written: dict[str, Written], order: Sequence[Consumer]
+) -> tuple[dict[str, Tensor], dict[str, Written]]:
+    """What all processes have solved, each its share of the consumers."""
+    if not several():
+        return solved, written
+    everything: dict[str, Tensor] = {}
+    told: dict[str, Written] = {}
+    for values, parts in gathered(({n: v.cpu() for n, v in solved.items()}, written)):
+        everything |= values
+        told |= parts
+    everything |= solved  # on the device already
+    return everything, {consumer.name: told[consumer.name] for consumer in order}
 
 
 def _products(

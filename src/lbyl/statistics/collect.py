@@ -34,7 +34,8 @@ from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
 from lbyl.statistics.solve import gram
 from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
-from lbyl.torchkit.run import Inputs, Progress, call_model, evaluation_mode
+from lbyl.torchkit.processes import gathered, largest, several, share, summed
+from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.torchkit.tensors import is_finite, tensors
 
 FEATURE_LIMIT = 4608
@@ -92,6 +93,21 @@ class Accumulator:
             centred = (exact - exact.mean((0, 2), keepdim=True)).flatten(0, 1)
             product = centred.T @ centred
         self.spatial = product if self.spatial is None else self.spatial + product
+
+    def sum_over_processes(self, device: torch.device) -> None:
+        """Add what other processes have seen; whoever saw nothing adds nothing."""
+        width = largest(0 if self.total is None else len(self.total), device)
+        taps = largest(0 if self.spatial is None else len(self.spatial), device)
+        self.count = sum(gathered(self.count))
+        if not width:
+            return
+        empty = torch.zeros(0, dtype=torch.float64, device=device)
+        self.total = summed(empty.new_zeros(width) if self.total is None else self.total)
+        new = empty.new_zeros(width, width) if self.products is None else self.products
+        self.products = summed(new)
+        if taps:
+            mine = empty.new_zeros(taps, taps) if self.spatial is None else self.spatial
+            self.spatial = summed(mine)
 
     def moments(self) -> Moments:
         assert self.total is not None and self.products is not None
@@ -214,7 +230,8 @@ def collect(
         statistics = collect_moments(model, graph, inputs, taps=taps, seed=seed, progress=progress)
         if inputs.source != "own":
             statistics = match_running_stats(model, graph, statistics)
-    return replace(statistics, fallbacks=tuple(notes))
+    every = [line for lines in gathered(list(notes)) for line in lines]
+    return replace(statistics, fallbacks=tuple(dict.fromkeys(every)))
 
 
 def collect_moments(
@@ -245,13 +262,21 @@ def collect_moments(
     for name in sums:
         collector.watch_products(graph[name], sums[name])
     with evaluation_mode(model), torch.no_grad():
-        for step, batch in enumerate(inputs.batches):
+        for step, batch in share(inputs.batches):
+            # What is drawn of a batch does not depend on who ran those before it.
+            collector.generator.manual_seed(seed * 1_000_003 + step)
             collector.calls.clear()
             collector.shown = padding_masks(batch)
             with collector:
                 call_model(model, batch)
             if progress:
                 progress("collecting", step + 1, inputs.count)
+    if several():
+        device = device_of(model)
+        for accumulator in accumulators.values():
+            accumulator.sum_over_processes(device)
+        for product_sums in sums.values():
+            product_sums.sum_over_processes()
     moments = {a.consumer.name: a.moments() for a in accumulators.values() if a.count}
     for name, measured in list(moments.items()):
         if not measured.finite:

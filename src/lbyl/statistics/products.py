@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Graph, Unit
+from lbyl.torchkit.processes import gathered
 
 QUERIES = 8  # of each sequence that are looked at
 SEQUENCES = 32  # whose products are looked at; more change nothing
@@ -141,6 +142,17 @@ class ProductSums:
             stretch = slice(part, part + max(1, AT_ONCE // max(each, 1)))
             own = mask[stretch] if mask is not None and mask.dim() == 4 and len(mask) > 1 else mask
             self._products(q[stretch][:, :, some], k[stretch], own, scale)
+
+    def sum_over_processes(self) -> None:
+        """Add what other processes have seen."""
+        self.count, self.seen = sum(gathered(self.count)), sum(gathered(self.seen))
+        for name in ("gram", "query", "key"):
+            own: Tensor | None = getattr(self, name)
+            parts = gathered(None if own is None else own.cpu())
+            known = [part for part in parts if part is not None]
+            if known:
+                total = torch.stack(known).sum(0)
+                setattr(self, name, total if own is None else total.to(own))
 
     def _second_moments(self, q: Tensor, k: Tensor) -> None:
         queries = torch.einsum("bhid,bhie->hde", q, q).double() / q.shape[2]

@@ -18,6 +18,7 @@ from lbyl.graph.unit import Consumer, Graph
 from lbyl.graph.weights import as_matrix
 from lbyl.statistics.moments import Moments, Statistics
 from lbyl.torchkit.fallbacks import at, note
+from lbyl.torchkit.processes import from_owner, several, share
 from lbyl.torchkit.tensors import is_finite, tensors
 
 DAMPING = 0.01  # of the mean output variance: outputs may outnumber inputs, or repeat each other
@@ -30,10 +31,14 @@ HALVINGS = 4
 def match_running_stats(model: nn.Module, graph: Graph, statistics: Statistics) -> Statistics:
     """The same statistics with every consumer's moments agreeing with the BatchNorm behind it."""
     state = tensors(model)
-    moments = {}
-    for name, measured in statistics.moments.items():
+    moments = dict(statistics.moments)
+    for _, name in share(list(moments)):
         with at(name):
-            moments[name] = _matched_at(graph.consumers[name], measured, state)
+            moments[name] = _matched_at(graph.consumers[name], moments[name], state)
+    if several():
+        for number, (name, own) in enumerate(moments.items()):
+            mean, covariance = (from_owner(x.clone(), number) for x in (own.mean, own.covariance))
+            moments[name] = dataclasses.replace(own, mean=mean, covariance=covariance)
     return dataclasses.replace(statistics, moments=moments)
 
 
