@@ -9,12 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lbyl.torchkit.attention import in_steps
 
 Function = Callable[..., Any]
+
+PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+
+
+def as_linear(func: Function, args: tuple[Any, ...]) -> tuple[Function, tuple[Any, ...]]:
+    """`x @ weight.T` as the layer that it is: `linear(x, weight)`."""
+    x, other = args
+    weight = getattr(other, "_base", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or x.dim() < 2:
+        return func, args
+    turned = other.dim() == 2 and other.shape == weight.shape[::-1]
+    if turned and other.stride() == weight.stride()[::-1]:
+        return F.linear, (x, weight)
+    return func, args
 
 
 class Interceptor(TorchFunctionMode):
@@ -35,6 +51,8 @@ class Interceptor(TorchFunctionMode):
                 TorchFunctionMode.__exit__(self, None, None, None)
             if outcome is not None:
                 return outcome
+        if func in PRODUCTS and len(args) == 2 and not kwargs:
+            func, args = as_linear(func, args)
         return self.on_call(func, args, kwargs or {})
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

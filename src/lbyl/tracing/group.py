@@ -25,6 +25,22 @@ def without(graph: Graph, dropped: dict[str, str]) -> Graph:
     return replace(graph, units=units, unprunable=unprunable)
 
 
+STACKED = (
+    "its weights are slices of one tensor, a layer each, and which of them run depends on the "
+    "input (a mixture of experts); split them into layers of their own to prune them"
+)
+
+
+def _stacked(flow: Flow) -> list[str]:
+    """Parameters of three dimensions that are no layer's weight: experts, one beside the other."""
+    weights = {layer.weight for layer in flow.layers}
+    return [
+        name
+        for value, name in flow.record.parameters.items()
+        if len(flow.shape(value)) == 3 and min(flow.shape(value)) > 1 and name not in weights
+    ]
+
+
 @one_thread()
 def build(flow: Flow, residual: bool, least: int = 2) -> Graph:
     """Group the channels of a flow into units of at least `least` channels each."""
@@ -35,6 +51,7 @@ def build(flow: Flow, residual: bool, least: int = 2) -> Graph:
     added[classes[flow.atoms.added()]] = True
     unprunable = dict(flow.refused)
     unprunable |= {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
+    unprunable |= dict.fromkeys(_stacked(flow), STACKED)
     groups = _group_producers(full, flow.atoms, classes, pinned)
     read_by = _consumer_names(full, flow.atoms, classes, groups)
     feedback = _feedback(flow, [group.layers for group in groups])

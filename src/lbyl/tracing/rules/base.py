@@ -34,10 +34,19 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+TURNS = ("T", "mT", "t", "transpose")
+
+
 @one_thread()
 def propagate(flow: Flow) -> Flow:
     """Follow every call of the record; afterwards the flow holds all ties and pins."""
+    read = {value for call in flow.record.calls for value in call.inputs}
+    read.update(flow.record.outputs, flow.record.unrecorded)
     for call in flow.record.calls:
+        if call.op in TURNS and read.isdisjoint(call.outputs):
+            for value in call.outputs:  # `x @ weight.T` is recorded as the layer that it is
+                flow.labels[value] = flow.fixed(value)
+            continue
         for value, labels in zip(call.outputs, _output_labels(flow, call)):
             flow.labels[value] = compact(labels).expand(flow.shape(value))
         _account(flow, call)
