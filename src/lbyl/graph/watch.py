@@ -30,6 +30,9 @@ _NORMS: dict[Function, tuple[str, ...]] = {
 }
 
 
+LEAST_EPS = 1e-12
+
+
 @dataclass(frozen=True)
 class Signature:
     """How a function that multiplies with a weight takes its arguments."""
@@ -192,6 +195,12 @@ def _rates(call: NormCall) -> tuple[float, float]:
     return call.arguments.get("momentum", 0.1), call.arguments.get("eps", 1e-5)
 
 
+def _rates_by_batch(call: NormCall) -> tuple[float, float]:
+    """Where a batch is normalised by itself torch asks for an eps above 0."""
+    momentum, eps = _rates(call)
+    return momentum, max(eps, LEAST_EPS)
+
+
 def batch_norm_as_in_use(call: NormCall) -> Tensor:
     """BatchNorm by its running statistics."""
     return F.batch_norm(call.x, call.mean, call.var, *_affine(call), False, *_rates(call))
@@ -199,7 +208,7 @@ def batch_norm_as_in_use(call: NormCall) -> Tensor:
 
 def batch_norm_by_batch(call: NormCall) -> Tensor:
     """BatchNorm by the batch's own statistics; the running ones are neither used nor changed."""
-    return F.batch_norm(call.x, None, None, *_affine(call), True, *_rates(call))
+    return F.batch_norm(call.x, None, None, *_affine(call), True, *_rates_by_batch(call))
 
 
 def batch_norm_with_moments(call: NormCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -207,7 +216,7 @@ def batch_norm_with_moments(call: NormCall) -> tuple[Tensor, Tensor, Tensor]:
 
     torch works them out anyway, and to do it a second time takes longer than to normalise.
     """
-    momentum, eps = _rates(call)
+    momentum, eps = _rates_by_batch(call)
     out, mean, reciprocal = torch.native_batch_norm(
         call.x, *_affine(call), None, None, True, momentum, eps
     )

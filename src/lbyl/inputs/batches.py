@@ -20,7 +20,14 @@ from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm
 from lbyl.inputs.tokens import find_text, random_text
 from lbyl.inputs.writing import RANDOM, SEQUENCES, Author, find_author
 from lbyl.torchkit.layout import channels_last, prefers_channels_last
-from lbyl.torchkit.run import Inputs, Progress, device_of, example_shape
+from lbyl.torchkit.run import (
+    Inputs,
+    Progress,
+    call_model,
+    device_of,
+    evaluation_mode,
+    example_shape,
+)
 
 
 @dataclass
@@ -45,6 +52,7 @@ JUDGED = 4  # of texts that are written so many times fewer are for judging, and
 STEP_TOKENS = 2048  # of written text in a step of refinement
 LISTED = 32  # images for detectors, which make them large
 LISTED_BATCH = 4
+LEAST_BATCH = 8  # of fewer inputs BatchNorm has no statistics of its own worth the name
 
 
 def image_count(shape: tuple[int, ...]) -> int:
@@ -64,6 +72,24 @@ class FreshInputs:
     seed: int = 0
     count: int | None = None  # inputs of a collection; None: as many as suit the network
     progress: Progress | None = None
+
+    @cached_property
+    def fixed_batch(self) -> int | None:
+        """The example's batch size where the network takes no other; None where any will do."""
+        size = _batch_of(self.example_inputs)
+        if size is None or _takes_lists(self.example_inputs):
+            return None
+        device = device_of(self.model)
+
+        def twice(x: Tensor) -> Tensor:
+            return torch.cat([x, x]).to(device) if x.dim() and len(x) == size else x.to(device)
+
+        try:
+            with torch.no_grad(), evaluation_mode(self.model):
+                call_model(self.model, tree_map_only(Tensor, twice, self.example_inputs))
+        except Exception:  # whatever the network complains of
+            return size
+        return None
 
     @cached_property
     def gains(self) -> SpectrumGains | None:
@@ -122,7 +148,8 @@ class FreshInputs:
         drawn = list(self._draw(count, FORECASTING).batches)
         if _takes_lists(self.example_inputs):
             return drawn
-        return [x for b in drawn for x in _split(b, len(_first(b)), FORECAST_BATCH)]
+        size = self.fixed_batch or FORECAST_BATCH
+        return [x for b in drawn for x in _split(b, len(_first(b)), size)]
 
     def _held(self, what: int, part: int = 1) -> Inputs:
         """1/`part` of the texts that were not collected on, those for judging or the forecast."""
@@ -157,7 +184,7 @@ class FreshInputs:
         """
         inputs = _joined(list(pool.batches))
         total = len(_first(inputs))
-        size = min(self._step_count(), max(1, total // 2))
+        size = self.fixed_batch or min(self._step_count(), max(1, total // 2))
         generator = torch.Generator().manual_seed(self.seed)
         yield _part(inputs, 0, size)
         while True:
@@ -181,6 +208,9 @@ class FreshInputs:
 
     def _draw(self, count: int | None, draw: int, per_batch: int | None = None) -> InputBatches:
         start = time.perf_counter()
+        fixed = self.fixed_batch
+        if fixed is not None:  # whole batches only
+            count, per_batch = -(-(count or self._total()) // fixed) * fixed, fixed
         drawn = procedural(
             self.model,
             self.example_inputs,
@@ -189,6 +219,8 @@ class FreshInputs:
             seed=self.seed + draw,
             gains=self.gains,
         )
+        if fixed is not None and fixed < LEAST_BATCH:
+            drawn = replace(drawn, batch_statistics=False)
         if self._channels_last:
             drawn = replace(drawn, batches=[channels_last(batch) for batch in drawn.batches])
         return replace(drawn, seconds={"images": time.perf_counter() - start})
@@ -250,6 +282,12 @@ def procedural(
     most = max(16, min(total, BATCH_PIXELS // max(1, math.prod(shape[1:]))))
     batches = _split(made, total, per_batch or most)
     return InputBatches(batches, len(batches), True, "procedural" if text is None else RANDOM)
+
+
+def _batch_of(inputs: Inputs) -> int | None:
+    """How many examples inputs hold; None where they hold no tensor with a dimension."""
+    sizes = [len(x) for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
+    return sizes[0] if sizes and sizes[0] else None
 
 
 def _first(inputs: Inputs) -> Tensor:

@@ -76,13 +76,14 @@ class LBYL(Method):
         p = norm.shift
         q = vectors.T @ p[kept]
         right = vectors.T @ (scaled[kept] @ scaled[pruned].T)  # (t, pruned)
-        right += self.lambda1 * q[:, None] * (a2 * p[pruned])
         inverse = reciprocal(values[:, None] + self.lambda2 * a2, values)
         solved = inverse * right
         along = inverse * q[:, None]
-        strength = self.lambda1 * a2  # Sherman–Morrison for the rank-one term
-        factor = strength * (q @ solved) / (1 + strength * (q @ along))
-        return (vectors @ (solved - along * factor)).T
+        # Sherman–Morrison for the rank-one terms of both sides together: apart, they would be
+        # large numbers that cancel.
+        strength = self.lambda1 * a2
+        factor = strength * (p[pruned] - q @ solved) / (1 + strength * (q @ along))
+        return (vectors @ (solved + along * factor)).T
 
     def _released(self, filters: Tensor, norm: NormWeights, kept: Tensor, pruned: Tensor) -> Tensor:
         """(G + a²M) s = Xᵀf_j + λ₁a(aμ_j − β_j)p, M = diag(λ₁pᵀp + λ₂(σ/γ)²), σ = running_var."""

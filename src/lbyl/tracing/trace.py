@@ -44,7 +44,9 @@ def trace(
     flow = follow(model, example_inputs)
     graph = build(flow, residual=residual)
     whole = graph if residual else build(flow, residual=True)
-    graph = replace(graph, batch=_batch(example_inputs), all_units=whole.units)
+    unprunable = {**packed(model), **graph.unprunable}
+    batch = _batch(example_inputs)
+    graph = replace(graph, batch=batch, all_units=whole.units, unprunable=unprunable)
     ordinary = [p for p in listed(include) if not names_attention(p)]
     graph = select(graph, ordinary, [p for p in listed(exclude) if not names_attention(p)])
     graph = verify(model, example_inputs, graph, flow.record)
@@ -66,6 +68,24 @@ def check_model(model: nn.Module) -> None:
             raise LbylError(
                 f"{name} holds NaN or Inf: load weights that are finite before compressing"
             )
+    for name, module in model.named_modules():
+        variance, eps = getattr(module, "running_var", None), getattr(module, "eps", None)
+        if not isinstance(variance, Tensor) or not isinstance(eps, (int, float)):
+            continue
+        if variance.numel() and float(variance.min()) + eps <= 0:
+            raise LbylError(
+                f"{name}.running_var plus eps is not positive everywhere, so {name} gives no "
+                "numbers: load running statistics that belong to the weights, or raise its eps"
+            )
+
+
+def packed(model: nn.Module) -> dict[str, str]:
+    """Layers whose weights are no tensors, as quantised ones, with that reason."""
+    return {
+        name: "its weights are packed (quantised): prune before quantising"
+        for name, module in model.named_modules()
+        if callable(getattr(module, "weight", None))
+    }
 
 
 def _batch(example_inputs: Inputs) -> int:
