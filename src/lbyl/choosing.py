@@ -68,7 +68,7 @@ class Judges:
         """Judges a network of which one unit was cut: quicker."""
         return Divergence(self.model, self._inputs(ALONE), (False,), self._vocabulary)
 
-    def _inputs(self, part: int) -> list[Inputs]:
+    def _inputs(self, part: int) -> Sequence[Inputs]:
         if self.own is None:
             return self.fresh.judging(part)
         batches = list(self.own.batches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -131,3 +133,33 @@ def test_detectors_have_no_inverted_images(detector: nn.Module) -> None:
     drawn = procedural(detector, IMAGES, count=4)
     with pytest.raises(lbyl.LbylError, match="one image tensor"):
         inverted(detector, drawn)
+
+
+def test_large_images_are_drawn_when_they_are_needed_and_are_the_same_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(),
+        torch.zeros(1, 3, 16, 16),
+    )
+    monkeypatch.setattr(batches, "DRAWN_PIXELS", 39 * 256)
+    monkeypatch.setattr(batches, "BATCH_PIXELS", 16 * 256)
+    drawn: list[int] = []
+    painted = batches.procedural_images
+
+    def counted(count: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drawn.append(count)
+        return painted(count, *args, **kwargs)
+
+    fresh = FreshInputs(model, x)
+    fresh.gains  # noqa: B018 (fitted before anything is counted)
+    monkeypatch.setattr(batches, "procedural_images", counted)
+    inputs = fresh.collection(40)
+    assert isinstance(inputs.batches, batches.DrawnLater) and not drawn
+    sizes = [len(batch) for batch in inputs.batches]
+    assert sizes == [16, 16, 8] == drawn and inputs.count == 3
+    first, again = (torch.cat(list(inputs.batches)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first[:16], first[16:32])
+    assert len(list(inputs.batches[:2])) == 2
+    assert isinstance(fresh.collection(39).batches, list)  # few enough to be held

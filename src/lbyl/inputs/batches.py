@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,9 @@ class InputBatches:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-BATCH_PIXELS = 1 << 22  # images × height × width that run at once
+BATCH_PIXELS = 1 << 22  # images × height × width that run at once,
+FEWEST_AT_ONCE = 8  # but so many at least, for BatchNorm by the batch
+DRAWN_PIXELS = 1 << 26  # beyond these batches are drawn when they are needed, and not held
 SECOND_PASS = 4  # the second pass runs a quarter of a collection: both networks see the same
 JUDGING, FORECASTING = 10_000, 20_000  # added to the seed, far from the draws of refinement
 FORECAST, FORECAST_BATCH = 2, 64  # half of a collection tells how much is kept, in small batches
@@ -53,6 +56,26 @@ STEP_TOKENS = 2048  # of written text in a step of refinement
 LISTED = 32  # images for detectors, which make them large
 LISTED_BATCH = 4
 LEAST_BATCH = 8  # of fewer inputs BatchNorm has no statistics of its own worth the name
+
+
+@dataclass(frozen=True)
+class DrawnLater(Sequence[Inputs]):
+    """Batches that are drawn when they are asked for, each time the same, and not held."""
+
+    sizes: tuple[tuple[int, int], ...]  # number and size of each batch
+    draw: Callable[[int, int], Inputs]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return replace(self, sizes=self.sizes[index])
+        return self.draw(*self.sizes[index])
+
+    def then(self, change: Callable[[Inputs], Inputs]) -> DrawnLater:
+        """The same batches, each changed after it is drawn."""
+        return replace(self, draw=lambda number, size: change(self.draw(number, size)))
 
 
 def image_count(shape: tuple[int, ...]) -> int:
@@ -133,20 +156,20 @@ class FreshInputs:
             return self._texts(self._held(JUDGING), {})
         return self._draw(max(8, self._total() // SECOND_PASS), 1)
 
-    def judging(self, part: int) -> list[Inputs]:
+    def judging(self, part: int) -> Sequence[Inputs]:
         """Inputs to compare networks on, which nothing was fitted on: 1/`part` of a collection."""
         if self._writes:
             return list(self._texts(self._held(JUDGING, max(1, part // JUDGED)), {}).batches)
-        return list(self._draw(max(8, self._total() // part), JUDGING).batches)
+        return _held_or_drawn(self._draw(max(8, self._total() // part), JUDGING))
 
     @cached_property
-    def forecasting(self) -> list[Inputs]:
+    def forecasting(self) -> Sequence[Inputs]:
         """Inputs that neither anything was fitted on nor any choice was made by."""
         if self._writes:
             return list(self._texts(self._held(FORECASTING), {}).batches)
         count = max(8, self._total() // FORECAST)
-        drawn = list(self._draw(count, FORECASTING).batches)
-        if _takes_lists(self.example_inputs):
+        drawn = _held_or_drawn(self._draw(count, FORECASTING))
+        if _takes_lists(self.example_inputs) or isinstance(drawn, DrawnLater):
             return drawn
         size = self.fixed_batch or FORECAST_BATCH
         return [x for b in drawn for x in _split(b, len(_first(b)), size)]
@@ -222,12 +245,23 @@ class FreshInputs:
         if fixed is not None and fixed < LEAST_BATCH:
             drawn = replace(drawn, batch_statistics=False)
         if self._channels_last:
-            drawn = replace(drawn, batches=[channels_last(batch) for batch in drawn.batches])
+            batches = drawn.batches
+            if isinstance(batches, DrawnLater):
+                moved: Sequence[Inputs] = batches.then(channels_last)
+            else:
+                moved = [channels_last(batch) for batch in batches]
+            drawn = replace(drawn, batches=moved)
         return replace(drawn, seconds={"images": time.perf_counter() - start})
 
     @cached_property
     def _channels_last(self) -> bool:
         return prefers_channels_last(self.model, self.example_inputs)
+
+
+def _held_or_drawn(inputs: InputBatches) -> Sequence[Inputs]:
+    """Batches to go through again and again."""
+    batches = inputs.batches
+    return batches if isinstance(batches, DrawnLater) else list(batches)
 
 
 def _held(total: int) -> int:
@@ -273,14 +307,26 @@ def procedural(
         raise LbylError("the example inputs hold no tensor to model inputs on")
     shape = tuple(tensors[0].shape[1:])
     total = count or image_count(shape)
+    pixels = max(1, math.prod(shape[1:]))
+    most = max(FEWEST_AT_ONCE, min(total, BATCH_PIXELS // pixels))
+    size = per_batch or most
     text = find_text(model, example_inputs)
+    if text is None and total * pixels > DRAWN_PIXELS:
+        first = tensors[0].shape[0]
+
+        def draw(number: int, count: int) -> Inputs:
+            own = seed * 1_000_003 + number + 1
+            like = partial(_like, total=count, batch=first, seed=own, gains=gains)
+            return tree_map_only(Tensor, like, example_inputs)
+
+        later = DrawnLater(tuple(enumerate(_sizes(total, size))), draw)
+        return InputBatches(later, len(later), True, "procedural")
     if text is not None:
         made = random_text(text, example_inputs, total, seed)
     else:
         like = partial(_like, total=total, batch=tensors[0].shape[0], seed=seed, gains=gains)
         made = tree_map_only(Tensor, like, example_inputs)
-    most = max(16, min(total, BATCH_PIXELS // max(1, math.prod(shape[1:]))))
-    batches = _split(made, total, per_batch or most)
+    batches = _split(made, total, size)
     return InputBatches(batches, len(batches), True, "procedural" if text is None else RANDOM)
 
 
@@ -295,11 +341,17 @@ def _first(inputs: Inputs) -> Tensor:
     return next(x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor))
 
 
-def _split(inputs: Inputs, total: int, per_batch: int) -> list[Inputs]:
-    """Inputs in batches; a small last one, which has poor statistics, joins the one before."""
+def _sizes(total: int, per_batch: int) -> list[int]:
+    """Of batches; a small last one, which has poor statistics, joins the one before."""
     sizes = [min(per_batch, total - i) for i in range(0, total, per_batch)]
     if len(sizes) > 1 and sizes[-1] < per_batch // 2:
         sizes[-2:] = [sizes[-2] + sizes[-1]]
+    return sizes
+
+
+def _split(inputs: Inputs, total: int, per_batch: int) -> list[Inputs]:
+    """Inputs in batches."""
+    sizes = _sizes(total, per_batch)
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     return [_part(inputs, first, size) for first, size in zip(offsets, sizes)]
 
