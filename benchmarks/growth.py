@@ -1,0 +1,125 @@
+"""How time and memory grow with channels, layers, images and their size; exponents are fitted.
+
+    python -m benchmarks.growth [--device cuda] [--only channels size]
+
+Each point is a chain of 3×3 convolutions with BatchNorm compressed in a process of its own, so that
+the peak of memory is its own; on the CPU time is of processors, which others change less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.common.environment import default_device
+from benchmarks.common.plots import pyplot
+from benchmarks.common.results import save_results
+from benchmarks.common.tables import print_table
+from benchmarks.speed.clock import peak_bytes, spent
+
+BASE = {"channels": 64, "layers": 6, "images": 128, "size": 32}
+POINTS = {
+    "channels": (64, 128, 256, 512),
+    "layers": (6, 12, 24, 48),
+    "images": (128, 256, 512, 1024),
+    "size": (32, 64, 128, 256),
+}
+
+
+def chain(channels: int, layers: int) -> nn.Module:
+    made: list[nn.Module] = [nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False)]
+    for _ in range(layers):
+        made += [nn.BatchNorm2d(channels), nn.ReLU()]
+        made += [nn.Conv2d(channels, channels, 3, padding=1, bias=False)]
+    return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def measure(point: dict[str, int], device: str) -> dict[str, float]:
+    """Seconds and bytes of one compression, in this process."""
+    import lbyl
+
+    torch.manual_seed(0)
+    model = chain(point["channels"], point["layers"]).eval().to(device)
+    example = torch.zeros(1, 3, point["size"], point["size"], device=device)
+    lbyl.compress(chain(8, 1).eval().to(device), example[..., :8, :8], data=8)  # loads everything
+    before = peak_bytes(device)
+    prepared = lbyl.prepare(model, example, data=point["images"])
+    held: dict[str, Any] = {}
+
+    def work() -> None:
+        held["statistics"] = prepared.statistics()
+        prepared.compress({"*": 0.5}, criterion="echo")
+
+    taken = spent(work, device)
+    sizes = [m.covariance.numel() * 8 for m in held["statistics"].moments.values()]
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {
+        "seconds": taken.wall if device.startswith("cuda") else taken.processor,
+        "bytes": peak_bytes(device) - before,
+        "model": parameters,
+        "statistics": sum(sizes),
+        "largest": max(sizes),
+    }
+
+
+def exponent(xs: list[float], ys: list[float]) -> float:
+    """The slope of the upper half of the points, in logarithms."""
+    xs, ys = xs[len(xs) // 2 - 1 :], ys[len(ys) // 2 - 1 :]
+    lx, ly = [math.log(x) for x in xs], [math.log(max(y, 1e-9)) for y in ys]
+    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
+    spread = sum((a - mx) ** 2 for a in lx)
+    return sum((a - mx) * (b - my) for a, b in zip(lx, ly)) / spread
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How time and memory grow.")
+    parser.add_argument("--device", default=default_device())
+    parser.add_argument("--only", nargs="*", default=list(POINTS))
+    parser.add_argument("--point", default=None, help="measure one, as JSON (internal)")
+    options = parser.parse_args()
+    if options.point:
+        print(json.dumps(measure(json.loads(options.point), options.device)))
+        return
+    curves: dict[str, list[dict[str, float]]] = {}
+    rows: list[list[Any]] = []
+    for axis in options.only:
+        for value in POINTS[axis]:
+            point = json.dumps({**BASE, axis: value})
+            command = [sys.executable, "-m", "benchmarks.growth", "--device", options.device]
+            done = subprocess.run([*command, "--point", point], capture_output=True, check=True)
+            found = {"value": float(value), **json.loads(done.stdout)}
+            curves.setdefault(axis, []).append(found)
+            rows.append([axis, value, found["seconds"], found["bytes"] / 1e6])
+        values = [p["value"] for p in curves[axis]]
+        slopes = [exponent(values, [p[k] for p in curves[axis]]) for k in ("seconds", "bytes")]
+        rows.append([f"{axis}, exponent", None, *slopes])
+    print_table("Growth", ["", "value", "s", "MB above the start"], rows)
+    figure = _figure(curves)
+    kind = "gpu" if options.device.startswith("cuda") else "cpu"
+    print("stored in", save_results(f"growth-{kind}", {"base": BASE, "curves": curves}, figure))
+
+
+def _figure(curves: dict[str, list[dict[str, float]]]) -> Any:
+    plt = pyplot()
+    if plt is None:
+        return None
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    for ax, key, title in zip(axes, ("seconds", "bytes"), ("seconds", "bytes above the start")):
+        for axis, points in curves.items():
+            values, heights = [p["value"] for p in points], [max(p[key], 1e-9) for p in points]
+            label = f"{axis}: {exponent(values, heights):.1f}"
+            ax.loglog(values, heights, marker="o", label=label)
+        ax.set_title(title)
+        ax.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    main()
