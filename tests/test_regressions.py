@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -395,3 +396,30 @@ def test_sizes_in_the_code_are_found_in_few_trials(monkeypatch: pytest.MonkeyPat
     known = [f"{kind}.{i}" for kind in ("viewed", "asserted") for i in range(3)]
     assert {graph.unprunable[name] for name in known} == {BAKED}
     assert len(trials) == 4  # all views and an assertion, two assertions, one that holds
+
+
+class Matches(nn.Module):
+    """How many features it gives depends on their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.second(self.first(x).relu())
+        found = self.last(x.relu())
+        return {"found": found[found[:, 0] > 0.9 * found[:, 0].mean()]}
+
+
+def test_networks_whose_output_sizes_depend_on_values_are_compared_as_far_as_both_go() -> None:
+    model, x = Matches().eval(), torch.randn(64, 6)
+    result = lbyl.compress(model, x[:8], 0.5, data=x)
+    assert result.allocation is not None
+    assert all(0 < score < math.inf for score in result.allocation.tried.values())
+    graph = lbyl.trace(model.double(), x.double())
+    cut = prove_cut(model, x.double(), graph)
+    assert cut.exact < 1e-9 and graph.names == ["first", "second"]
+    judge = Divergence(model, [x.double()], (False,))
+    sizes = [len(m(x.double())["found"]) for m in (model, cut.result.model)]
+    assert sizes[0] != sizes[1] and 0 < judge(cut.result.model) < math.inf

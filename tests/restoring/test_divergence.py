@@ -56,7 +56,8 @@ def test_other_outputs_go_by_the_relative_error() -> None:
     error = float(relative_error([teacher], [student]))
     assert 0.008 < error < 0.012
     torch.testing.assert_close(float(relative_error([9 * teacher], [9 * student])), error)
-    assert float(relative_error([teacher], [teacher[:1]])) == math.inf
+    assert float(relative_error([teacher], [student[:1]])) < 0.02  # as far as both go
+    assert float(relative_error([teacher], [teacher[0]])) == math.inf
 
 
 def test_outputs_that_are_no_numbers_are_infinitely_far() -> None:

@@ -62,7 +62,8 @@ class Divergence:
 
     def _one(self, slim: nn.Module, way: bool) -> float:
         teacher, student = self._outputs[way], self._of(slim, way)
-        if all(is_answer(out) for out in teacher):
+        alike = [x.shape for out in teacher for x in out] == [x.shape for o in student for x in o]
+        if alike and all(is_answer(out) for out in teacher):
             temperature = self._temperatures[way]
             parts = [kl(t[0], s[0], temperature) for t, s in zip(teacher, student, strict=True)]
         else:
@@ -96,7 +97,7 @@ def thinned(rows: Tensor, limit: int) -> Tensor:
 
 def is_answer(out: list[Tensor]) -> bool:
     """Whether an output is one vector of scores an example, as a classifier's is."""
-    return len(out) == 1 and out[0].dim() == 2 and out[0].shape[1] > 1
+    return len(out) == 1 and out[0].dim() == 2 and out[0].shape[1] > 1 and len(out[0]) > 0
 
 
 def kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
@@ -106,12 +107,25 @@ def kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 
 def relative_error(teacher: list[Tensor], student: list[Tensor]) -> Tensor:
-    """(1,): squared error relative to the variance, the mean over outputs of one shape."""
-    pairs = [(t, s) for t, s in zip(teacher, student) if t.shape == s.shape and t.numel()]
+    """(1,): squared error relative to the variance, the mean over outputs.
+
+    Sizes that depend on values (how long speech is, how many matches are found) differ between
+    networks that are both right: such outputs are compared as far as both go.
+    """
+    pairs = [_common(t, s) for t, s in zip(teacher, student) if t.dim() == s.dim()]
+    pairs = [(t, s) for t, s in pairs if t.numel()]
     if not pairs:
         return torch.full((1,), math.inf)
     parts = [(t - s).square().mean() / t.var(correction=0).clamp(min=1e-300) for t, s in pairs]
     return torch.stack(parts).mean()[None].cpu()
+
+
+def _common(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as far as they go together along every dimension."""
+    if one.shape == other.shape:
+        return one, other
+    region = tuple(slice(min(a, b)) for a, b in zip(one.shape, other.shape))
+    return one[region], other[region]
 
 
 def half_sure(scores: Tensor) -> float:
