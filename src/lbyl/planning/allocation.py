@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from lbyl.errors import LbylError
+from lbyl.graph.patterns import names_attention
 from lbyl.planning.budget import Curve, bisect_prices, kinds, least_kept, made_uniform, prices
 from lbyl.planning.ratio import Steps, rounded_up, step_of
 
@@ -189,6 +190,17 @@ class Allocator:
                 counts = self._fit(blended(base, end, weight), budget)
                 if counts is not None and counts not in made.values():
                     made[f"{name} {weight:g}"] = counts
+        return made | self._by_kind(budget)
+
+    def _by_kind(self, budget: float) -> dict[str, dict[str, int]]:
+        """Uniform allocations that leave heads and values of attention whole, or all of it."""
+        attention = {n: n.rpartition(":")[2] for n in self.channels if names_attention(n)}
+        made = {}
+        for name, spared in (("channels", ("heads", "v", "qk")), ("channels+qk", ("heads", "v"))):
+            some = [n for n in self.channels if attention.get(n) not in spared]
+            counts = self._fit({n: float(n in some) for n in self.channels}, budget)
+            if attention and len(some) < len(self.channels) and counts is not None:
+                made[f"uniform {name}"] = counts
         return made
 
     @cached_property
