@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.cli.app import app
-from lbyl.configs import described
+from lbyl.configs import described, timm_text
 from lbyl.methods import Echo
 
 transformers = pytest.importorskip("transformers")
@@ -125,3 +125,19 @@ def test_the_command_writes_a_directory_like_the_one_it_read(
     with torch.no_grad():
         assert torch.equal(loaded(ids())[0], again(ids())[0])
     assert loaded.config.intermediate_size == 48
+
+
+def test_timm_rebuilds_a_slim_network_from_its_own_text() -> None:
+    timm = pytest.importorskip("timm")
+    from timm.models._prune import adapt_model_from_string
+
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", num_classes=5).eval()
+    x = torch.randn(2, 3, 32, 32)
+    slim = lbyl.compress(model, x, {"*": 0.3}, criterion="l2", data=[x]).model
+    text = timm_text(model, slim, x)
+    assert text is not None
+    made = adapt_model_from_string(timm.create_model("resnet10t", num_classes=5), text).eval()
+    made.load_state_dict(slim.state_dict())
+    with torch.no_grad():
+        assert torch.allclose(made(x), slim(x), atol=1e-5)

@@ -213,6 +213,27 @@ def _close(a: Tensor, b: Tensor) -> bool:
 # --------------------------------------------------------------------------------------- on disk
 
 
+TIMM = "timm.txt"
+
+
+@torch.no_grad()
+def timm_text(original: nn.Module, slim: nn.Module, example: Inputs) -> str | None:
+    """The slim network's shapes as timm writes them, so that timm rebuilds it by itself.
+
+    None where what it rebuilds is not the slim network: a bias was added, say.
+    """
+    from timm.models._prune import adapt_model_from_string
+
+    shapes = {name: ",".join(map(str, x.shape)) for name, x in slim.state_dict().items()}
+    text = "***".join(f"{name}:[{shape}]" for name, shape in shapes.items())
+    try:
+        made = adapt_model_from_string(original, text)
+        made.load_state_dict(slim.state_dict())
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError):
+        return None
+    return text if _computes_the_same(slim, made, example) else None
+
+
 def write_config(made: nn.Module, source: Path | None, folder: Path) -> list[str]:
     """Write `config.json`, and what else a directory of Transformers had; the names of the files.
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from lbyl import LbylError, Plan, Prepared, Result
 from lbyl.cli.screen import Screen
-from lbyl.configs import CONFIG, carry, why_not
+from lbyl.configs import CONFIG, TIMM, carry, timm_text, why_not
 from lbyl.export import export_onnx
 from lbyl.latency import Timing
 from lbyl.models import Network
@@ -77,6 +77,11 @@ class Package:
         kind, _, name = self.network.name.partition(":")
         source = Path(name) if kind == "hf" else None
         files = write_network(self.result, folder, source, self.network.example)
+        if kind == "timm":
+            text = timm_text(self.network.model, self.result.model, self.network.example)
+            if text is not None:
+                (folder / TIMM).write_text(text)
+                files.append(TIMM)
         if kind == "hf" and CONFIG not in files:
             written["notes"].append(why_not(self.result.plan, written["out"]))
             carry(source, folder)
