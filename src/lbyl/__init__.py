@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lbyl.storage import save
     from lbyl.tracing.trace import trace
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "Budget": "lbyl.planning.budget",
