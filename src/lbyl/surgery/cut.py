@@ -16,7 +16,7 @@ from lbyl.graph.unit import Axis
 from lbyl.surgery.indices import take
 from lbyl.surgery.layout import Attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
-from lbyl.torchkit.tensors import deep_copy, replace_tensors, shape_of, tensors
+from lbyl.torchkit.tensors import deep_copy, laid_out_as, replace_tensors, shape_of, tensors
 
 
 def sliced(model: nn.Module, indices: Mapping[Axis, Tensor]) -> dict[str, Tensor]:
@@ -61,6 +61,8 @@ def cut(
     model: nn.Module, values: Mapping[str, Tensor], attributes: Attributes | None = None
 ) -> nn.Module:
     """A copy of `model` with new values, attributes refitted; further ones as given."""
+    state = tensors(model)
+    values = {n: laid_out_as(v, state[n]) if n in state else v for n, v in values.items()}
     slim = copy_model(model, without=values.keys())
     replace_tensors(slim, values)
     refit_attributes(slim, model)

@@ -60,8 +60,21 @@ def _aligned(value: Tensor) -> Tensor:
 
     Kernels treat such memory differently, in the last bit of what they compute.
     """
-    value = value.contiguous()
+    if not has_channels_innermost(value):
+        value = value.contiguous()
     return value.clone() if value.device.type == "cpu" and value.data_ptr() % 64 else value
+
+
+def has_channels_innermost(value: Tensor) -> bool:
+    """Whether a weight or an image lies in memory with its channels innermost, and only so."""
+    innermost = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    return innermost and not value.is_contiguous()
+
+
+def laid_out_as(value: Tensor, like: Tensor) -> Tensor:
+    """A tensor in the order of memory that another one has."""
+    same = has_channels_innermost(like) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if same else value.contiguous()
 
 
 def is_layout(name: str) -> bool:
