@@ -37,8 +37,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path, path.parent)
         temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
         try:
             yield temporary
+            temporary.chmod(mode)  # some writers put a private file of their own in its place
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
