@@ -26,6 +26,8 @@ from lbyl.train import TrainConfig, train
 from support import quick
 from support.networks import build, example
 
+LONGEST = 120  # seconds that any work may take
+
 
 @dataclass(frozen=True)
 class Work:
@@ -41,6 +43,7 @@ def in_fork(run: Callable[[Path], None], folder: Path, after: float | None = Non
     process = os.fork()
     if process == 0:
         status = 1
+        torch.set_num_threads(1)  # a fork has no other threads, and would wait for them for ever
         try:
             with (
                 Path(os.devnull).open("w") as nowhere,
@@ -54,7 +57,15 @@ def in_fork(run: Callable[[Path], None], folder: Path, after: float | None = Non
     if after is not None:
         time.sleep(after)
         os.kill(process, signal.SIGKILL)
-    return os.waitpid(process, 0)[1]
+    deadline = time.monotonic() + LONGEST
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    raise AssertionError(f"the work did not end within {LONGEST} s")
 
 
 def seconds_of(work: Work, folder: Path) -> float:
