@@ -51,9 +51,7 @@ def test_a_budget_traces_once_and_eliminates_once(calls: dict[str, int]) -> None
     model, x = build("bottleneck"), example("bottleneck")
     result = lbyl.compress(model, x, lbyl.Budget(macs=0.6), criterion="echo")
     assert calls["trace"] == calls["collect"] == 1
-    assert calls["eliminate_together"] == len(
-        result.graph
-    )
+    assert calls["eliminate_together"] == len(result.graph)
     by_norm = lbyl.compress(model, x, lbyl.Budget(macs=0.6))
     assert calls["trace"] == 2 and calls["eliminate_together"] == 2 * len(by_norm.graph)
 
