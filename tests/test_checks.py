@@ -86,7 +86,9 @@ def not_finite(weights: Any, kept: Tensor) -> Tensor:
 def with_chance(weights: Any, kept: Tensor) -> Tensor:
     matrix = rows(weights, kept)
     gone = torch.isin(torch.arange(len(matrix)), kept, invert=True)
-    matrix[gone] = torch.randn(int(gone.sum()), len(kept), dtype=matrix.dtype)
+    chance = torch.Generator()
+    chance.seed()  # of its own: torch's own is the same in every compression
+    matrix[gone] = torch.randn(int(gone.sum()), len(kept), dtype=matrix.dtype, generator=chance)
     return matrix
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class Author:
             written.append((self.source, source))
         return in_form(self.example_inputs, written)
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Of a text: long where a cache makes it cheap, within what the network has places for."""
         given = self.text.tokens.shape[1]
@@ -85,7 +86,18 @@ class Author:
         told = getattr(config, "max_position_embeddings", None)
         limits = [x for x in (self.text.longest, told) if isinstance(x, int) and x > 1]
         wanted = LONGEST if self.kind == CAUSAL and takes_cache(self.model) else SHORT
-        return min([wanted, *limits])
+        length = min([wanted, *limits])
+        return length if length <= given or self._takes(length) else given
+
+    def _takes(self, length: int) -> bool:
+        """Whether a text may be so long: some networks say nowhere how many places they have."""
+        longer = self.text.tokens[:1, :1].repeat(1, length)
+        try:
+            with evaluation_mode(self.model), torch.no_grad():
+                call_model(self.model, self.form(longer))
+        except Exception:  # whatever a network says to too long a text
+            return False
+        return True
 
     def rows_at_once(self, length: int) -> int:
         """Sequences that run at once: their scores are what takes memory."""
