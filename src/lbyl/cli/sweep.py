@@ -194,7 +194,8 @@ def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]
     order = {str(point): i for i, point in enumerate(grid)}
     lines = []
     for row in sorted((r for r in rows if not r["failed"]), key=lambda r: _place(r, order)):
-        line = [row["model"], row["method"], row["chosen"] or "its own"]
+        name = row["model"].rsplit("/", 1)[-1]  # of a file: folders would push the rest off
+        line = [name, row["method"], row["chosen"] or "its own"]
         line += [f"{row['kind']} {row['amount']:g}", str(row["seed"])]
         line += [human(row["macs"]), human(row["parameters"])]
         line += [f"{row['accuracy']:.2f} %"] if measured else []
