@@ -11,6 +11,7 @@ from support.fuzz.parts import PARTS
 from support.fuzz.promises import Broken, check, distance, run, silenced, unchanged
 
 FIRST, NETWORKS, AT_ONCE = 100_000, 200, 20  # seeds that `make fuzz` does not come to
+ONCE_BROKEN = (4412,)  # a layer that reads some channels of a unit and makes others of it
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + NETWORKS, AT_ONCE))
@@ -22,6 +23,11 @@ def test_random_networks_keep_every_promise(first: int) -> None:
         except Exception as error:  # all of them are told, not only the first
             broken[f"python scripts/fuzz.py --count 1 --first {seed}"] = repr(error)
     assert not broken
+
+
+@pytest.mark.parametrize("seed", ONCE_BROKEN)
+def test_a_network_that_was_once_broken_keeps_every_promise(seed: int) -> None:
+    check(seed)
 
 
 def test_a_seed_is_a_network() -> None:

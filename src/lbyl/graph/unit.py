@@ -216,17 +216,18 @@ class Graph:
         return sum(unit.channels for unit in self.units)
 
     @cached_property
-    def parts(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Unit → parameter → those of the unit's channels of which it needs at least one.
+    def parts(self) -> Mapping[str, Mapping[Axis, Tensor]]:
+        """Unit → axis of a parameter → those of the unit's channels of which it needs one at least.
 
         Behind a concatenation a layer makes or reads only some channels of a unit, and a unit that
-        keeps others would leave it none. Named are only parameters of which that is true.
+        keeps others would leave it none. Named are only axes of which that is true; a layer that
+        reads its own unit has one for what it reads and one for what it makes.
         """
         owner = torch.full((max((u.range.stop for u in self.units), default=0) + 1,), -1)
         for i, unit in enumerate(self.units):
             owner[unit.start : unit.range.stop] = i
-        parts: dict[str, dict[str, Tensor]] = {}
-        for (name, _), channel in self.axes.items():
+        parts: dict[str, dict[Axis, Tensor]] = {}
+        for axis, channel in self.axes.items():
             if channel.dim() > 1:  # beside heads, of which some stay as well as of the channels
                 continue
             index = owner[channel.clamp(max=len(owner) - 1)]  # −1: no channel, so always kept
@@ -237,7 +238,7 @@ class Graph:
             if any(len(own) == unit.channels for unit, own in found):
                 continue
             unit, own = max(found, key=lambda pair: len(pair[1]))
-            parts.setdefault(unit.name, {}).setdefault(name, own)
+            parts.setdefault(unit.name, {})[axis] = own
         return parts
 
     def columns(self, unit: Unit, consumer: Consumer) -> Tensor | None:

@@ -95,7 +95,7 @@ class Plan:
                 )
             # A plan made by hand has not come through `from_dict`.
             kept = _indices(name, {"channels": channels, "kept": _listed(self.kept[name])})
-            for parameter, part in graph.parts.get(name, {}).items():
+            for (parameter, _), part in graph.parts.get(name, {}).items():
                 if not bool(torch.isin(part, kept).any()):
                     raise LbylError(
                         f"the plan for {name!r} leaves {parameter} without any channel: keep at "
