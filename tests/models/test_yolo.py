@@ -144,6 +144,7 @@ def test_training_validation_and_export_go_on_with_the_slim_network(
          "--data", "32", "--out", str(tmp_path / "slim"), "--no-report"],
     )  # fmt: skip
     assert ran.exit_code == 0, ran.output
+    assert "of boxes agree in class and place" in " ".join(ran.output.split())
     slim = lbyl.load(tmp_path / "slim")
     assert 0.4 * count(original.model) < count(slim) < 0.85 * count(original.model)
     # Whoever has the package alone opens the file beside it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ def from_torchvision(name: str, word: str | None, classes: int | None) -> Networ
             listed = ", ".join(known.__members__) or "none"
             raise LbylError(f"{name} has no weights {word!r}; it has {listed}, or give a file")
         options["weights"] = known[word]
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        options["weights_backbone"] = None  # nothing is fetched that was not asked for
     model = downloading(lambda: models.get_model(name, **options), f"torchvision:{name}")
     entry = known[word or "DEFAULT"] if len(known) else None
     transforms = entry.transforms() if entry is not None else None
