@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
+from lbyl.torchkit.caches import forgetful
 from lbyl.torchkit.intercept import Function, Interceptor
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.shapes import Shapes
@@ -107,6 +108,30 @@ _DESCRIPTIONS = {
 BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
 
+def _normalised(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what a BatchNorm gives; None where its tensors do not fit."""
+    x = given["input"]
+    lengths = {given[n].shape[0] for n in BATCH_NORM if isinstance(given.get(n), Tensor)}
+    return x.shape if x.dim() > 1 and lengths <= {x.shape[1]} else None
+
+
+def _sampled(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what `grid_sample` gives; None where its tensors do not fit."""
+    x, grid = given["input"], given["grid"]
+    fits = x.dim() == grid.dim() > 3 and x.shape[0] == grid.shape[0]
+    fits = fits and grid.shape[-1] == x.dim() - 2
+    return torch.Size([*x.shape[:2], *grid.shape[1:-1]]) if fits else None
+
+
+# Functions that torch takes long to find the shapes of: names of arguments, and the shape.
+KNOWN_SHAPES: dict[
+    Function, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], torch.Size | None]]
+] = {
+    F.batch_norm: (("input", *BATCH_NORM), _normalised),
+    F.grid_sample: (("input", "grid"), _sampled),
+}
+
+
 class Recorder(Interceptor):
     """Writes every torch function call into a `Record`.
 
@@ -178,7 +203,7 @@ class Recorder(Interceptor):
         overcome = len(self.record.overcome)
         self.depth += 1
         try:
-            result = self._same_shape(args, kwargs) if func is F.batch_norm else None
+            result = self._known_shape(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
         except Exception:
             result = self._as_before(name, inputs)
@@ -193,18 +218,24 @@ class Recorder(Interceptor):
             self.record.calls[-1].trusted = False
         return result
 
-    def _same_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """What a BatchNorm gives, shape only: torch takes long to find out."""
-        if self.record.ran == "real":
+    def _known_shape(
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        """What a call gives, shape only, where torch takes long to find out; else None."""
+        known = KNOWN_SHAPES.get(func)
+        if known is None or self.record.ran == "real":
             return None
-        named = dict(zip(("input", *BATCH_NORM), args)) | kwargs
-        x = named["input"]
+        names, shape_of = known
+        given = dict(zip(names, args)) | kwargs
         with torch._C.DisableTorchFunction():
-            lengths = {named[n].shape[0] for n in BATCH_NORM if isinstance(named.get(n), Tensor)}
-            if x.dim() < 2 or not lengths <= {x.shape[1]}:
-                return None
+            x = given[names[0]]
+            shape = shape_of(given)
             like = x if self.shapes is None else self.shapes.empty(x)
-            return like.new_empty_strided(x.shape, x.stride())
+            if shape is None:
+                return None
+            if shape == x.shape:  # laid out alike
+                return like.new_empty_strided(shape, x.stride())
+            return like.new_empty(shape)
 
     def _spelled(self, x: Any, inputs: list[int]) -> Any:
         """Arguments with a Ref for every tensor; the numbers of all tensors go into `inputs`."""
@@ -410,6 +441,7 @@ def _run(
             model.train()
         if on != "real":
             stack.enter_context(one_thread())
+            stack.enter_context(forgetful(model))
         if on == "fake":
             stack.enter_context(_quiet())
             mode = FakeTensorMode(allow_non_fake_inputs=True)
