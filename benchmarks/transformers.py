@@ -122,15 +122,16 @@ def measure(
     refine: int,
     only: str,
     texts: Sequence[str],
+    count: int,
     windows: dict[str, Tensor],
     store: Callable[[dict[str, Any]], None],
 ) -> None:
     """Text → way → ratio → perplexity on each set of windows."""
-    example = next(iter(windows.values()))[:2]
-    real = list(calibration_windows(TEXTS).to(example.device).split(8))
+    real = list(calibration_windows(count).to(next(iter(windows.values())).device).split(8))
+    example = real[0][:2]
     figures: dict[str, Any] = {}
     for text in texts:
-        data = None if text == WRITTEN else real
+        data = count if text == WRITTEN else real
         prepared = lbyl.prepare(model, example, data=data, include=LAYERS)
         figures[text] = {}
         for name, slim in ways(prepared, refine).items():
@@ -154,12 +155,15 @@ def main() -> None:
     parser.add_argument("--refine", type=int, default=0, help="steps, as a row of its own")
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--text", nargs="+", default=[WRITTEN, REAL], choices=[WRITTEN, REAL])
+    parser.add_argument("--texts", type=int, default=TEXTS, help="to collect on")
+    parser.add_argument("--windows", type=int, default=FEW)
     parser.add_argument("--all-windows", action="store_true", help="also on 1,000 windows")
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--out", type=Path, default=results_dir() / "transformers.json")
     options = parser.parse_args()
     model = language_model(options.device)
-    windows = {"60 windows": measured_windows(FEW).to(options.device)}
+    given = measured_windows(options.windows)
+    windows = {f"{options.windows} windows": given.to(options.device)}
     if options.all_windows:
         windows["1,000 windows"] = measured_windows(MANY).to(options.device)
     base = {key: round(perplexity(model, x), 3) for key, x in windows.items()}
@@ -169,7 +173,8 @@ def main() -> None:
         document = {"environment": environment(), "base": base, "perplexity": figures}
         write_json(options.out, document)
 
-    measure(model, options.ratios, options.refine, options.only, options.text, windows, store)
+    rows = options.ratios, options.refine, options.only
+    measure(model, *rows, options.text, options.texts, windows, store)
 
 
 if __name__ == "__main__":

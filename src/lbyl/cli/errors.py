@@ -25,6 +25,8 @@ EXTRAS = {
     "report": ("jinja2",),
     "train": ("accelerate",),
     "text": ("transformers", "tokenizers"),
+    "detect": ("ultralytics",),
+    "segment": ("segmentation_models_pytorch",),
     "demo": ("sklearn",),
     "plot": ("matplotlib",),
 }

@@ -69,7 +69,8 @@ def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
     """What is kept at every ratio; then where the error is, layer by layer."""
     several = len({point.method for point in predicted.points}) > 1
     columns = ["pruned", *(["method"] if several else []), "keeps about", "interval"]
-    columns += ["equal answers", "MACs left", "parameters left"]
+    detects = any(p.forecast is not None and p.forecast.boxes is not None for p in predicted.points)
+    columns += ["boxes agree" if detects else "equal answers", "MACs left", "parameters left"]
     rows = [_row(point, several) for point in predicted.points]
     screen.say(f"\n{bold(model)}: accuracy forecast to be kept, without data", table(columns, rows))
     if any(p.forecast is not None and p.forecast.kept is not None for p in predicted.points):

@@ -18,6 +18,8 @@ from lbyl.configs import CONFIG, TIMM, carry, timm_text, why_not
 from lbyl.export import export_onnx
 from lbyl.latency import Timing
 from lbyl.models import Network
+from lbyl.models.sources import source_of
+from lbyl.models.yolo import WORKFLOW, is_ultralytics, write_yolo
 from lbyl.report import gather, write_report
 from lbyl.storage import PLAN, plan_document, write_network
 from lbyl.torchkit.files import read_json, whole_directory, write_json
@@ -82,6 +84,9 @@ class Package:
             if text is not None:
                 (folder / TIMM).write_text(text)
                 files.append(TIMM)
+        if is_ultralytics(self.result.model):
+            write_yolo(self.result.model, folder / WORKFLOW)
+            files.append(WORKFLOW)
         if kind == "hf" and CONFIG not in files:
             written["notes"].append(why_not(self.result.plan, written["out"]))
             carry(source, folder)
@@ -176,35 +181,18 @@ def command() -> str:
 
 def loading(network: Network, out: str) -> list[str]:
     """Python that loads what was written, ready to use."""
-    source = network.name.partition(":")[0]
-    if source in ("torchvision", "timm", "lbyl"):  # plan.json says which network it was
+    source, place = source_of(network.name)
+    if source is not None and source.from_plan:  # plan.json says which network it was
         return ["import lbyl", f'model = lbyl.load("{out}")']
-    if source == "hf":
-        kind, place = type(network.model).__name__, network.name.partition(":")[2]
-
-    """Python that loads what was written."""
-    source, _, name = network.name.partition(":")
-    if source == "hf" and (Path(out) / CONFIG).is_file():
+    if source is not None and source.prefix == "hf":
         kind = type(network.model).__name__
-        return [f"from transformers import {kind}", f'model = {kind}.from_pretrained("{out}")']
-    options = "" if network.classes is None else f", num_classes={network.classes}"
-    if source == "torchvision":
-        first = "import lbyl, torchvision"
-        made = f'torchvision.models.get_model("{name}"{options})'
-    elif source == "timm":
-        first, made = "import lbyl, timm", f'timm.create_model("{name}"{options})'
-    elif source == "lbyl":
-        first = "import lbyl; from lbyl.models import zoo"
-        made = f'zoo.create("{name}")'
-    elif source == "hf":
-        kind = type(network.model).__name__
+        if (Path(out) / CONFIG).is_file():
+            return [f"from transformers import {kind}", f'model = {kind}.from_pretrained("{out}")']
         first = f"import lbyl; from transformers import {kind}"
         made = f'{kind}.from_pretrained("{place}")'
-    elif ".py:" in network.name:
-        path, _, function = network.name.rpartition(":")
-        first, made = f"import lbyl; from {Path(path).stem} import {function}", f"{function}()"
     elif ":" in network.name:
         module, _, function = network.name.rpartition(":")
+        module = Path(module).stem if module.endswith(".py") else module
         first, made = f"import lbyl; from {module} import {function}", f"{function}()"
     else:
         first, made = "import lbyl", "the_original_network"

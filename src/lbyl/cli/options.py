@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,24 +10,17 @@ import typer
 
 from lbyl import criteria, methods
 from lbyl.errors import LbylError
-from lbyl.models import zoo
+from lbyl.models.sources import SOURCES
 from lbyl.restoring.refine import check_steps
-
-SOURCES = {
-    "torchvision:": lambda: importlib.import_module("torchvision.models").list_models(),
-    "timm:": lambda: importlib.import_module("timm").list_models(),
-    "lbyl:": zoo.names,
-    "hf:": list,
-}
-"""Where networks come from, and how the names there are listed: fetched only once typed."""
 
 
 def complete_model(incomplete: str) -> list[str]:
     """Names of models, for the shell."""
-    for source, names in SOURCES.items():
-        if incomplete.startswith(source):
-            return [source + name for name in names() if (source + name).startswith(incomplete)]
-    return [source for source in SOURCES if source.startswith(incomplete)]
+    prefixes = {f"{prefix}:": source for prefix, source in SOURCES.items() if not source.suffix}
+    for prefix, source in prefixes.items():
+        if incomplete.startswith(prefix):  # names are fetched only once the source is typed
+            return [prefix + n for n in source.names() if (prefix + n).startswith(incomplete)]
+    return [prefix for prefix in prefixes if prefix.startswith(incomplete)]
 
 
 def complete_method(incomplete: str) -> list[str]:
@@ -54,7 +46,7 @@ def parse_steps(text: str | int) -> Any:
 Model = Annotated[
     str,
     typer.Argument(
-        help="torchvision:NAME, timm:NAME, lbyl:NAME, hf:DIRECTORY, FILE.py:FUNCTION, "
+        help=f"{', '.join(source.form for source in SOURCES.values())}, FILE.py:FUNCTION, "
         "package.module:FUNCTION, "
         "or a directory that `lbyl compress` wrote.",
         autocompletion=complete_model,

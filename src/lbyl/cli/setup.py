@@ -17,9 +17,9 @@ from lbyl.cli.parse import OwnImages, Source, parse_numbers
 from lbyl.cli.screen import Screen
 from lbyl.data import ImageSet
 from lbyl.models import Network, parse_input_shape, resolve
+from lbyl.models.sources import source_of
 from lbyl.torchkit.run import device_of
 
-NAMED = ("torchvision", "timm", "lbyl")  # sources that make a network without its weights
 OWN_LIMIT = 1024  # own images that statistics are collected on
 
 
@@ -69,7 +69,8 @@ def build(
             torch.set_num_threads(threads)
         shape = parse_input_shape(input_size) if input_size else None
         network = resolve(model, weights, shape, classes).scaled(*scale).to(chosen)
-    if trained and network.weights is None and model.partition(":")[0] in NAMED:
+    source, _ = source_of(model)
+    if trained and network.weights is None and source is not None and not source.own_weights:
         screen.warn(f"{model} has random weights; give trained ones with --weights")
     return network
 

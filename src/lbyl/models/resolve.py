@@ -1,7 +1,8 @@
 """Networks by name, as the command line names them: where one comes from, and what it takes.
 
-A name is `torchvision:resnet50`, `timm:mobilenetv2_100`, `lbyl:vgg16_cifar10`, `hf:DIRECTORY`,
-`path/to/file.py:factory`, `package.module:factory`, or a directory that `lbyl compress` wrote.
+A name is of a source (`torchvision:resnet50`, `ultralytics:yolo11n.yaml`, `model.onnx`, …; all are
+in `lbyl.models.sources`), `path/to/file.py:factory`, `package.module:factory`, or a directory that
+`lbyl compress` wrote.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from torch import nn
 
 from lbyl.errors import LbylError
 from lbyl.models.network import WEIGHT_FILES, Network
-from lbyl.models.sources import _MAKERS, _from_file, _from_module
+from lbyl.models.sources import SOURCES, from_file, from_module, source_of
+from lbyl.models.sources.base import Maker
 from lbyl.models.zoo import load_weights
 from lbyl.storage import PLAN, load
 from lbyl.torchkit.files import read_json
 
 FORMS = (
-    "torchvision:NAME, timm:NAME, lbyl:NAME, hf:DIRECTORY, path/to/file.py:FUNCTION, "
+    f"{', '.join(source.form for source in SOURCES.values())}, path/to/file.py:FUNCTION, "
     "package.module:FUNCTION or a directory written by lbyl compress"
 )
 
@@ -39,24 +41,30 @@ def resolve(
     """
     if (Path(name) / PLAN).is_file():
         return _from_directory(Path(name), weights, classes)
-    kind, _, rest = name.partition(":")
-    maker = _MAKERS.get(kind) if rest else None
-    if maker is None and ".py:" in name:
-        maker, rest = _from_file, name
-    elif maker is None and _is_dotted(kind) and rest.isidentifier():
-        maker, rest = _from_module, name
-    if maker is None:
-        raise LbylError(f"no model is named {name!r}; name one as {FORMS}")
+    make, inner = _maker(name)
     word = None if weights is None or _is_path(weights) else str(weights)
-    network = maker(rest, word, classes)
+    network = make(inner, word, classes)
     if weights is not None and word is None:
         _fill(network.model, Path(weights))
         network = replace(network, weights=str(weights))
     network.model.eval()
-    if input_shape is not None and kind != "hf":
+    if input_shape is not None and not isinstance(network.example, dict):
         shape = _completed(tuple(input_shape), network.input_shape)
         network = replace(network, input_shape=shape, example=torch.zeros(1, *shape))
     return replace(network, name=name, classes=classes)
+
+
+def _maker(name: str) -> tuple[Maker, str]:
+    """Who makes the network of a name, and what it calls it."""
+    source, inner = source_of(name)
+    if source is not None:
+        return source.make, inner
+    if ".py:" in name:
+        return from_file, name
+    module, _, function = name.partition(":")
+    if _is_dotted(module) and function.isidentifier():
+        return from_module, name
+    raise LbylError(f"no model is named {name!r}; name one as {FORMS}")
 
 
 def _is_dotted(text: str) -> bool:
@@ -100,7 +108,8 @@ def _from_directory(path: Path, weights: str | Path | None, classes: int | None)
         raise LbylError(f"{path} has its weights already; leave --weights out")
     known = read_json(path / PLAN).get("network") or {}
     name = str(known.get("name", ""))
-    if not name.startswith(("torchvision:", "timm:", "lbyl:")):
+    source, _ = source_of(name)
+    if source is None or not source.from_plan:
         what = f"comes from {name}" if name else "does not say which network it was"
         raise LbylError(
             f"{path} {what}: name the model itself and give --weights {path} (in Python: model=)"

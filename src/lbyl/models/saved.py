@@ -15,7 +15,7 @@ def load(directory: str | Path, model: nn.Module | None = None) -> nn.Module:
 
     `model` is a freshly constructed network of the original class; it gets the slim shapes and
     weights, only when everything fits, and is returned. Without it the network is built anew, in
-    evaluation mode, where plan.json names one of torchvision, timm or lbyl.
+    evaluation mode, where plan.json names one that no code of the user's own makes.
     """
     if model is not None:
         return load_into(directory, model)

@@ -208,6 +208,10 @@ def _forecast_card(forecast: Forecast | None) -> Card | None:
     if forecast is None:
         return None
     where = f"on {forecast.inputs} {forecast.source} inputs"
+    if forecast.boxes is not None:
+        agree = forecast.agreement
+        note = f"of one class, overlapping by half; {forecast.boxes} boxes of the original {where}"
+        return Card("Boxes that agree", "", percent(agree), "", agree, note)
     if forecast.agreement is None:
         apart = f"squared error of the outputs {where}, relative to their variance"
         return Card("Difference", "", numbers.short(forecast.divergence), "", None, apart)

@@ -7,10 +7,11 @@ layers it sees what the whole network makes of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -78,16 +79,30 @@ def outputs(
 ) -> list[list[Tensor]]:
     """Every floating output of every batch, in float64; of a `vocabulary` only its scores."""
     made = []
+    for _, out in answers(model, batches, by_batch):
+        scores = None if vocabulary is None else scores_of(out, vocabulary)
+        if scores is not None:
+            made.append([thinned(scores.flatten(0, 1), SCORES // len(batches)).double()])
+            continue
+        made.append(numbers_in(out))
+    return made
+
+
+@torch.no_grad()
+def answers(
+    model: nn.Module, batches: Sequence[Inputs], by_batch: bool = False
+) -> Iterator[tuple[Inputs, Any]]:
+    """Every batch with what the model makes of it."""
     with evaluation_mode(model):
         for batch in batches:
             with Watch(by_batch=True) if by_batch else nullcontext():
                 out = call_model(model, batch)
-            scores = None if vocabulary is None else scores_of(out, vocabulary)
-            if scores is not None:
-                made.append([thinned(scores.flatten(0, 1), SCORES // len(batches)).double()])
-                continue
-            made.append([x.double() for x in tensors_in(out) if x.is_floating_point() and x.dim()])
-    return made
+            yield batch, out
+
+
+def numbers_in(out: Any) -> list[Tensor]:
+    """Every floating tensor of an output, in float64."""
+    return [x.double() for x in tensors_in(out) if x.is_floating_point() and x.dim()]
 
 
 def thinned(rows: Tensor, limit: int) -> Tensor:

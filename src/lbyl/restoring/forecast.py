@@ -18,7 +18,16 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from lbyl.restoring.divergence import half_sure, is_answer, kl, outputs, relative_error
+from lbyl.restoring import boxes
+from lbyl.restoring.divergence import (
+    answers,
+    half_sure,
+    is_answer,
+    kl,
+    numbers_in,
+    outputs,
+    relative_error,
+)
 from lbyl.torchkit.format import percent
 from lbyl.torchkit.run import Inputs
 
@@ -29,6 +38,8 @@ class Forecast:
 
     `kept` is its accuracy over the original's, `low` and `high` bound it in nine cases of ten.
     They are None where outputs are not one vector of scores an example, as a classifier's are.
+    Of a detector `boxes` is how many the original found, and `agreement` the share of them and
+    of the slim network's that the other found too.
     """
 
     agreement: float | None  # fraction of equal answers
@@ -38,9 +49,12 @@ class Forecast:
     high: float | None
     inputs: int  # compared
     source: str  # "fresh" inputs, or the user's "own"
+    boxes: int | None = None  # of a detector: found by the original
 
     def __str__(self) -> str:
         where = f"on {self.inputs} {self.source} inputs"
+        if self.boxes is not None:
+            return f"{boxes_agree(self.agreement)} ({self.boxes} of the original's) {where}"
         if self.agreement is None:
             return f"outputs differ from the original's by {self.divergence:.3g} {where}"
         if self.kept is None:
@@ -49,6 +63,13 @@ class Forecast:
             f"keeps about {percent(self.kept)} of the accuracy ({percent(self.low)} to "
             f"{percent(self.high)}): {percent(self.agreement)} equal answers {where}"
         )
+
+
+def boxes_agree(agreement: float | None) -> str:
+    """The agreement of two detectors in words."""
+    if agreement is None:
+        return "neither network finds a box"
+    return f"{percent(agreement)} of boxes agree in class and place"
 
 
 @dataclass(frozen=True)
@@ -152,15 +173,17 @@ class Forecaster:
     by_batch: bool = False
 
     @cached_property
-    def _outputs(self) -> list[list[Tensor]]:
+    def _answers(self) -> _Answers:
         """The original's, as many as can be held: scores of every token of a text are large."""
-        made: list[list[Tensor]] = []
-        held = 0
+        made = _Answers([], [])
         for batch in self.batches:
-            if held < HELD:
-                made += outputs(self.model, [batch], False)
-                held += sum(x.numel() for x in made[-1])
+            if made.size < HELD:
+                made.add(self.model, batch)
         return made
+
+    @property
+    def _outputs(self) -> list[list[Tensor]]:
+        return self._answers.numbers
 
     @cached_property
     def _scores(self) -> Tensor | None:
@@ -186,8 +209,16 @@ class Forecaster:
 
     def __call__(self, slim: nn.Module) -> Forecast:
         """What `slim` keeps of the original's accuracy."""
-        made = outputs(slim, self._used, False)
+        theirs = _Answers([], [])
+        for batch in self._used:
+            theirs.add(slim, batch)
+        made = theirs.numbers
         pairs = list(zip(self._outputs, made, strict=True))
+        if self._answers.boxes is not None and theirs.boxes is not None:
+            agree, count = boxes.agreement(self._answers.boxes, theirs.boxes)
+            error = float(torch.cat([relative_error(t, s) for t, s in pairs]).mean())
+            images = len(theirs.boxes)
+            return Forecast(agree, error, None, None, None, images, self.source, count)
         equal = [same for t, s in pairs if (same := equal_answers(t, s)) is not None]
         agreement = float(torch.cat(equal).double().mean()) if len(equal) == len(pairs) else None
         teacher, student = self._scores, _joined(made)
@@ -201,6 +232,22 @@ class Forecaster:
         signs = Signs(agreement, divergence, correlation(teacher, student))
         kept, low, high = (OWN if self.source == "own" else FRESH)(signs)
         return Forecast(agreement, divergence, kept, low, high, self._inputs, self.source)
+
+
+@dataclass
+class _Answers:
+    """What a network made of batches: numbers, and boxes where it is a detector."""
+
+    numbers: list[list[Tensor]]
+    boxes: list[boxes.Boxes] | None  # of every image
+    size: int = 0  # numbers held
+
+    def add(self, model: nn.Module, batch: Inputs) -> None:
+        for given, out in answers(model, [batch]):
+            self.numbers.append(numbers_in(out))
+            self.size += sum(x.numel() for x in self.numbers[-1])
+            found = boxes.find_boxes(out, given)
+            self.boxes = None if found is None or self.boxes is None else self.boxes + found
 
 
 def _joined(batches: Sequence[list[Tensor]]) -> Tensor | None:

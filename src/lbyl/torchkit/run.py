@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from lbyl.torchkit.surroundings import own_randomness
+
 Inputs = Any
 """Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments."""
 
@@ -66,31 +68,28 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     What it draws at random (some keep their dropout in evaluation) is the same every time, so that
     two networks compared differ by their weights alone; the caller's generators are not touched.
     """
-    modes = {name: module.training for name, module in model.named_modules()}
-    with _seeded(device_of(model)):
-        model.eval()
+    training = any(module.training for module in _modules(model))
+    modes = {name: m.training for name, m in model.named_modules()} if training else {}
+    with own_randomness():
+        if training:
+            model.eval()
         try:
             yield
         finally:
-            set_modes(model, modes)
+            if training:
+                set_modes(model, modes)
 
 
-@contextmanager
-def _seeded(device: torch.device) -> Iterator[None]:
-    """The generators of the processor and of a device set to a seed, and put back afterwards."""
-    generators = [torch.default_generator]
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.init()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(0)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states):
-            generator.set_state(state)
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules of a network; one that is there twice may come twice."""
+    yield model
+    waiting = [model]
+    while waiting:
+        for module in waiting.pop()._modules.values():
+            if module is not None:
+                yield module
+                if module._modules:
+                    waiting.append(module)
 
 
 def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:

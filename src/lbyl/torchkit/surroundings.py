@@ -25,6 +25,7 @@ class _Shared:
     def __init__(self) -> None:
         self.inside = 0
         self.random = ExitStack()
+        self.devices: list[int] = []  # whose random state was remembered
         self.busy = 0
         self.threads = 1
 
@@ -54,19 +55,23 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def own_randomness(seed: int = 0) -> Iterator[None]:
-    """Networks that draw numbers draw the same ones every time, and none of the caller's."""
+    """Networks that draw numbers draw the same ones every time, and none of the caller's.
+
+    The outermost of a thread remembers the caller's state and puts it back; those inside only begin
+    the same numbers anew, which costs nothing. What else is drawn has a generator of its own.
+    """
     if getattr(_here, "drawing", False):
+        _begin(seed)
         yield
         return
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with _lock:
         if not _shared.inside:
-            _shared.random.enter_context(torch.random.fork_rng(devices=list(devices)))
+            initialised = torch.cuda.is_initialized()
+            _shared.devices = list(range(torch.cuda.device_count())) if initialised else []
+            _shared.random.enter_context(torch.random.fork_rng(devices=_shared.devices))
         _shared.inside += 1
     _here.drawing = True
-    torch.default_generator.manual_seed(seed)
-    for device in devices:
-        torch.cuda.default_generators[device].manual_seed(seed)
+    _begin(seed)
     try:
         yield
     finally:
@@ -75,6 +80,14 @@ def own_randomness(seed: int = 0) -> Iterator[None]:
             _shared.inside -= 1
             if not _shared.inside:
                 _shared.random.close()
+
+
+def _begin(seed: int) -> None:
+    """Seed the generators whose state is remembered; what is being recorded draws as it will."""
+    torch.default_generator.manual_seed(seed)
+    if _shared.devices and not torch.cuda.is_current_stream_capturing():
+        for device in _shared.devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,10 +21,21 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Tensors of one number each as numbers; a device is waited for once."""
+    if not any(x.is_cuda for x in scalars):
+        return [float(x.detach()) for x in scalars]
+    device = next(x.device for x in scalars if x.is_cuda)
+    told: list[float] = torch.stack([x.detach().double().to(device) for x in scalars]).tolist()
+    return told
+
+
 def is_finite(*several: Tensor) -> bool:
     """Whether no entry is NaN or Inf: those survive a sum, which needs no memory."""
     # A sum of large finite numbers may overflow; only then every entry is looked at.
-    return all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in several)
+    sums = numbers([t.sum().abs() for t in several])
+    suspects = [t for t, total in zip(several, sums) if not math.isfinite(total)]
+    return all(bool(t.isfinite().all()) for t in suspects)
 
 
 def select(x: Tensor, axis: int, indices: Tensor) -> Tensor:

@@ -116,15 +116,15 @@ class Trials:
         # Two channels of each layer: one alone looks like something that is there once for all.
         kept = {u.name: complete(self.graph, u, trial(u), least=2) for u in units}
         indices = kept_indices(self.graph, kept)
-        fake = self.before.fake
-        if fake:
+        on = self.before.ran
+        if on != "real":
             slim = weightless_copy(self.model, indices)
             refit_attributes(slim, self.model)
         else:  # what runs may depend on values, so the trial has real ones
             slim = cut(self.model, sliced(self.model, indices))
         # What only training runs is heeded already: no unit is left of it.
         grouped = _grouped(self.graph)
-        flow = follow(slim, self.inputs, fake, True, grouped, training=False, before=self.before)
+        flow = follow(slim, self.inputs, on, True, grouped, training=False, before=self.before)
         if not flow.record.overcome:
             return _different(self.graph, build(flow, residual=True, least=1), indices, units)
         sure = self._read_alone(flow, flow.record.overcome, units)
@@ -166,7 +166,10 @@ def _different(
             tested = owner[planned] >= 0
             pairs.append(torch.stack([planned[tested], actual[tested]]))
     if pairs:
-        a, b = torch.unique(torch.cat(pairs, dim=1), dim=1)
+        a, b = torch.cat(pairs, dim=1)
+        base = int(b.max()) + 2 if len(b) else 2
+        codes = torch.unique(a * base + b + 1)  # a pair as one number, which is found faster
+        a, b = codes // base, codes % base - 1
         wrong[owner[a[b < 0]]] = True
         for side in (a, b):  # a channel that meets two others
             values, counts = torch.unique(side, return_counts=True)

@@ -9,24 +9,24 @@ from torch import nn
 from lbyl.surgery.cut import weightless_copy
 from lbyl.torchkit.run import Inputs
 from lbyl.tracing.labels import Flow
-from lbyl.tracing.record import DoesNotRun, Record, record
+from lbyl.tracing.record import DoesNotRun, Ran, Record, record
 from lbyl.tracing.rules import propagate
 
 
 def follow(
     model: nn.Module,
     inputs: Inputs,
-    fake: bool | None = None,
+    on: Ran | None = None,
     spare: bool = False,
     grouped: Collection[str] = (),
     training: bool = True,
     before: Record | None = None,
 ) -> Flow:
     """Record a run and follow its channels; with `training` layers that only training runs too."""
-    run = record(model, inputs, fake, spare, before=before)
+    run = record(model, inputs, on, spare, before=before)
     flow = propagate(Flow(run, grouped=set(grouped)))
     silent = {name for name, _ in model.named_parameters()} - set(flow.record.parameters.values())
-    if training and silent and flow.record.fake:
+    if training and silent and flow.record.ran != "real":
         _heed_training(flow, model, inputs, silent)
     return flow
 
@@ -37,7 +37,7 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
     Its parameters took no part in evaluation, so a cut would leave them at the old size.
     """
     try:
-        run = record(weightless_copy(model, {}), inputs, fake=True, spare=True, training=True)
+        run = record(weightless_copy(model, {}), inputs, flow.record.ran, spare=True, training=True)
     except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
         run = error.record
     aside = propagate(Flow(run, flow.atoms, grouped=flow.grouped))

@@ -115,16 +115,20 @@ def _number(
     numbering[members] = torch.arange(len(members))
     sizes = torch.tensor([len(group) for group in groups], dtype=torch.long)
     group_of = torch.repeat_interleave(torch.arange(len(groups)), sizes)
+    every = list(flow.atoms.axes)
+    lengths = [len(atoms) for atoms in flow.atoms.axes.values()]
+    empty = torch.empty(0, dtype=torch.long)
+    index = numbering[classes[torch.cat([empty, *flow.atoms.axes.values()])]]  # of all axes
+    owner = torch.repeat_interleave(torch.arange(len(every)), torch.tensor(lengths).long())
+    marked = index >= 0
+    pairs = owner[marked] * len(groups) + group_of[index[marked]]
     axes: dict[Axis, Tensor] = {}
     owners: list[list[str]] = [[] for _ in groups]
-    for axis, atoms in flow.atoms.axes.items():
-        index = numbering[classes[atoms]]
-        channels = index[index >= 0]
-        if not len(channels):
-            continue
-        axes[axis] = index
-        for group in torch.unique(group_of[channels]).tolist():
-            owners[group].append(axis[0])
+    parts = index.split(lengths)
+    for pair in torch.unique(torch.unique_consecutive(pairs)).tolist():
+        number, group = divmod(pair, len(groups))
+        axes[every[number]] = parts[number]
+        owners[group].append(every[number][0])
     return axes, owners
 
 

@@ -427,7 +427,7 @@ def _holds(builder: _Builder, graph: Graph, units: Sequence[Unit]) -> bool:
         replace_tensors(slim, layouts(graph, kept))
         refit_attributes(slim, builder.model)
         set_attributes(slim, head_attributes(builder.model, graph, kept))
-        flow = follow(slim, builder.inputs, builder.flow.record.fake, spare=True, training=False)
+        flow = follow(slim, builder.inputs, builder.flow.record.ran, spare=True, training=False)
         after = find_attentions(flow)
     except DoesNotRun:
         return False

@@ -23,6 +23,8 @@ from lbyl.tracing.record import Call, Record
 FIXED = 0
 """The label of entries that no prunable channel made: inputs, constants."""
 
+FEW = 4096  # pairs of labels, among which it does not pay to look for equal ones
+
 
 @dataclass(frozen=True)
 class Pinned:
@@ -51,6 +53,7 @@ class Atoms:
         self._pins: list[tuple[Tensor, str]] = []
         self._ties: list[Tensor] = []
         self._added: list[Tensor] = []
+        self._classes: tuple[tuple[int, int], Tensor] | None = None  # as of so many atoms and ties
 
     def axis(self, name: str, axis: int, size: int) -> Tensor:
         """The atoms along one axis of a parameter."""
@@ -65,20 +68,25 @@ class Atoms:
         for d in range(a.dim()):
             if a.shape[d] > 1 and a.stride(d) == 0 and b.stride(d) == 0:
                 a, b = a.narrow(d, 0, 1), b.narrow(d, 0, 1)
-        # A pair as one number: unique numbers are found much faster than unique columns.
-        codes = a.reshape(-1) * self.count + b.reshape(-1)
-        codes = torch.unique(codes) if len(codes) > 1 else codes
-        a, b = codes // self.count, codes % self.count
-        fixed = (a == FIXED) | (b == FIXED)
-        self.pin(torch.cat([a[fixed], b[fixed]]), reason)
-        unpinned = ~fixed & (a != b)
-        pairs = torch.stack([a[unpinned], b[unpinned]])
-        self._ties.append(pairs)
+        a, b = a.reshape(-1), b.reshape(-1)
+        if len(a) > FEW:
+            # A pair as one number: unique numbers are found much faster than unique columns.
+            codes = torch.unique(a * self.count + b)
+            a, b = codes // self.count, codes % self.count
+        free = (a != FIXED) & (b != FIXED)
+        if not bool(free.all()):
+            self.pin(torch.cat([a[~free], b[~free]]), reason)
+            a, b = a[free], b[free]
+        pairs = torch.stack([a, b])[:, a != b]
+        if pairs.numel():
+            self._ties.append(pairs)
         if added:
             self._added.append(pairs.reshape(-1))
 
     def pin(self, atoms: Tensor, reason: str) -> None:
         """These atoms must stay; the first reason given is the one reported."""
+        if not atoms.numel():
+            return
         atoms = torch.unique(constant_dropped(atoms))
         atoms = atoms[atoms != FIXED]
         if len(atoms):
@@ -93,7 +101,10 @@ class Atoms:
 
     def classes(self) -> Tensor:
         """For every atom the smallest atom it is tied to, directly or through others."""
-        return connected(self.count, self._ties)
+        known = (self.count, len(self._ties))
+        if self._classes is None or self._classes[0] != known:
+            self._classes = known, connected(self.count, self._ties)
+        return self._classes[1]
 
     def added(self) -> Tensor:
         """Atoms that an addition tied to other atoms: residual sums."""

@@ -1,8 +1,8 @@
 """One run of a network, written down: which function was called on which tensors.
 
 What the design must satisfy: any `forward` that runs can be recorded (modules, functional calls,
-methods, in-place operations alike), nothing is executed for real where fake tensors suffice, and
-the network is not changed. So torch's function calls are intercepted instead of
+methods, in-place operations alike), nothing is executed for real where shapes suffice, and the
+network is not changed. So torch's function calls are intercepted instead of
 transforming code. What is not intercepted there (scripted functions) is noticed one level lower,
 by a dispatch mode, and marked as unrecorded.
 """
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,16 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
+from lbyl.torchkit.caches import forgetful
 from lbyl.torchkit.intercept import Function, Interceptor
-from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
+from lbyl.torchkit.shapes import Shapes
 from lbyl.torchkit.surroundings import module_hooks, one_thread
 from lbyl.torchkit.tensors import deep_copy, parameter_names
+
+Ran = Literal["meta", "fake", "real"]
+"""What a network was run on: shapes alone, torch's fake tensors (slower, they know the values of
+constants), or real ones."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Record:
     stale: set[int] = field(default_factory=set)
     failed: list[int] = field(default_factory=list)  # what the call read that ended the run
     overcome: list[list[int]] = field(default_factory=list)  # what calls read that failed, no more
-    fake: bool = True  # whether it ran on fake tensors, shapes without data
+    ran: Ran = "meta"
     leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
     held: list[Tensor] = field(default_factory=list, repr=False)  # so that no id is reused
 
@@ -102,6 +108,30 @@ _DESCRIPTIONS = {
 BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
 
+def _normalised(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what a BatchNorm gives; None where its tensors do not fit."""
+    x = given["input"]
+    lengths = {given[n].shape[0] for n in BATCH_NORM if isinstance(given.get(n), Tensor)}
+    return x.shape if x.dim() > 1 and lengths <= {x.shape[1]} else None
+
+
+def _sampled(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what `grid_sample` gives; None where its tensors do not fit."""
+    x, grid = given["input"], given["grid"]
+    fits = x.dim() == grid.dim() > 3 and x.shape[0] == grid.shape[0]
+    fits = fits and grid.shape[-1] == x.dim() - 2
+    return torch.Size([*x.shape[:2], *grid.shape[1:-1]]) if fits else None
+
+
+# Functions that torch takes long to find the shapes of: names of arguments, and the shape.
+KNOWN_SHAPES: dict[
+    Function, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], torch.Size | None]]
+] = {
+    F.batch_norm: (("input", *BATCH_NORM), _normalised),
+    F.grid_sample: (("input", "grid"), _sampled),
+}
+
+
 class Recorder(Interceptor):
     """Writes every torch function call into a `Record`.
 
@@ -110,11 +140,15 @@ class Recorder(Interceptor):
     """
 
     def __init__(
-        self, names: Mapping[int, str], fake: bool = False, before: Record | None = None
+        self,
+        names: Mapping[int, str],
+        ran: Ran = "real",
+        shapes: Shapes | None = None,
+        before: Record | None = None,
     ) -> None:
         super().__init__()
-        self.record = Record()
-        self.fake = fake
+        self.record = Record(ran=ran)
+        self.shapes = shapes  # where it runs on them
         self.before = before
         self.inside = 0
         self.names = names  # id of a parameter or buffer → its name in the model
@@ -125,6 +159,8 @@ class Recorder(Interceptor):
 
     def number(self, tensor: Tensor) -> int:
         """The number of the value this tensor now holds, a new one at its first sight."""
+        if self.shapes is not None:
+            tensor = self.shapes.true(tensor)
         key = id(tensor)
         if key not in self._numbers:
             self._assign(tensor)
@@ -140,12 +176,16 @@ class Recorder(Interceptor):
         record.whole.append(tensor.dtype not in (torch.bool, torch.uint8))
         record.held.append(tensor)  # an id is only unique while its object lives
         self._numbers[id(tensor)] = value
-        self._storages.setdefault(_storage(tensor), []).append(value)
+        self._storages.setdefault(self._storage(tensor), []).append(value)
         return value
+
+    def _storage(self, tensor: Tensor) -> int:
+        """What tells the memory behind tensors apart."""
+        return _storage(tensor if self.shapes is None else self.shapes.empty(tensor))
 
     def _mutate(self, tensor: Tensor) -> None:
         """An in-place call: the tensor is a new value, and other views of its memory are stale."""
-        old = self._storages.get(_storage(tensor), [])
+        old = self._storages.get(self._storage(tensor), [])
         self.record.stale.update(old)
         self._assign(tensor)
 
@@ -158,11 +198,12 @@ class Recorder(Interceptor):
         if name == "__get__":
             name = resolve_name(func).split(".")[-2]
         inputs: list[int] = []
-        spelled = self._spelled((args, kwargs), inputs)
+        with torch._C.DisableTorchFunction():  # nobody needs to see how it looks at tensors
+            spelled = self._spelled((args, kwargs), inputs)
         overcome = len(self.record.overcome)
         self.depth += 1
         try:
-            result = _same_shape(func, args, kwargs) if self.fake else None
+            result = self._known_shape(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
         except Exception:
             result = self._as_before(name, inputs)
@@ -171,10 +212,30 @@ class Recorder(Interceptor):
                 raise
         finally:
             self.depth -= 1
-        self._write(func, name, spelled, inputs, args, kwargs, result)
+        with torch._C.DisableTorchFunction():
+            self._write(func, name, spelled, inputs, args, kwargs, result)
         if len(self.record.overcome) > overcome:
             self.record.calls[-1].trusted = False
         return result
+
+    def _known_shape(
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        """What a call gives, shape only, where torch takes long to find out; else None."""
+        known = KNOWN_SHAPES.get(func)
+        if known is None or self.record.ran == "real":
+            return None
+        names, shape_of = known
+        given = dict(zip(names, args)) | kwargs
+        with torch._C.DisableTorchFunction():
+            x = given[names[0]]
+            shape = shape_of(given)
+            like = x if self.shapes is None else self.shapes.empty(x)
+            if shape is None:
+                return None
+            if shape == x.shape:  # laid out alike
+                return like.new_empty_strided(shape, x.stride())
+            return like.new_empty(shape)
 
     def _spelled(self, x: Any, inputs: list[int]) -> Any:
         """Arguments with a Ref for every tensor; the numbers of all tensors go into `inputs`."""
@@ -283,19 +344,6 @@ class Recorder(Interceptor):
         )
 
 
-def _same_shape(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor | None:
-    """What a BatchNorm gives, shape only: torch takes long to find out for fake tensors."""
-    if func is not F.batch_norm:
-        return None
-    named = dict(zip(("input", *BATCH_NORM), args)) | kwargs
-    x = named["input"]
-    lengths = {len(named[n]) for n in BATCH_NORM if isinstance(named.get(n), Tensor)}
-    fits = x.dim() > 1 and lengths <= {x.shape[1]}
-    return torch.empty_like(x) if fits else None
-
-
 class _DispatchWatcher(TorchDispatchMode):
     """Marks tensors read or made outside any recorded call, as scripted functions do."""
 
@@ -378,32 +426,37 @@ def _twin(model: nn.Module) -> nn.Module:
 def _run(
     model: nn.Module,
     inputs: Inputs,
-    fake: bool,
+    on: Ran,
     spare: bool = False,
     training: bool = False,
     before: Record | None = None,
 ) -> Record:
     model = model if spare else _twin(model)
-    recorder = Recorder(parameter_names(model), fake, before)
+    shapes = Shapes(device_of(model)) if on == "meta" else None
+    recorder = Recorder(parameter_names(model), on, shapes, before)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluation_mode(model))
         if training:
             model.train()
-        if fake:
-            stack.enter_context(_quiet())
+        if on != "real":
             stack.enter_context(one_thread())
+            stack.enter_context(forgetful(model))
+        if on == "fake":
+            stack.enter_context(_quiet())
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
             stack.enter_context(mode)
         stack.enter_context(_DispatchWatcher(recorder))
         stack.enter_context(_module_names(model, recorder))
+        if shapes is not None:
+            inputs = tree_map_only(Tensor, shapes.empty, inputs)
+            stack.enter_context(shapes)
         stack.enter_context(recorder)
         try:
             output = call_model(model, inputs)
         except Exception as error:
             raise DoesNotRun(inputs, error, recorder.record) from error
-    recorder.record.fake = fake
     recorder.record.outputs = [recorder.number(x) for x in tensors_in(output)]
     return recorder.record
 
@@ -411,28 +464,26 @@ def _run(
 def record(
     model: nn.Module,
     inputs: Inputs,
-    fake: bool | None = None,
+    on: Ran | None = None,
     spare: bool = False,
     training: bool = False,
     before: Record | None = None,
 ) -> Record:
     """Run `model` once on `inputs` and return what it called.
 
-    Fake tensors carry shapes only, so this costs milliseconds whatever the size; a network whose
-    control flow looks at values is run for real instead. `fake` asks for one or the other. A
-    `spare` model was made to be recorded: what its forward keeps on `self` may stay there, and only
-    such a one may be recorded in `training` mode. Calls that fail give what they gave `before`.
+    Shapes alone cost milliseconds whatever the size; a network whose control flow looks at values
+    is run for real instead. `on` asks for one way. A `spare` model was made to be recorded: what
+    its forward keeps on `self` may stay there, and only such a one may be recorded in `training`
+    mode. Calls that fail give what they gave `before`.
     """
-    if fake is not False:
+    ways: tuple[Ran, ...] = ("meta", "fake", "real") if on is None else (on,)
+    for way in ways:
         try:
-            return _run(model, inputs, True, spare and fake is True, training, before)
+            return _run(model, inputs, way, spare and way == ways[-1], training, before)
         except Exception as error:
-            if fake:
+            if way == ways[-1]:
                 raise _explained(inputs, error) from error
-    try:
-        return _run(model, inputs, False, spare, training, before)
-    except Exception as error:
-        raise _explained(inputs, error) from error
+    raise AssertionError  # the last way returns or raises
 
 
 class DoesNotRun(LbylError):

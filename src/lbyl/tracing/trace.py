@@ -14,7 +14,7 @@ from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import own_randomness
-from lbyl.torchkit.tensors import is_finite
+from lbyl.torchkit.tensors import is_finite, numbers
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import build, without
@@ -60,23 +60,27 @@ def check_model(model: nn.Module) -> None:
     """One clear error for weights no method can work with."""
     if not isinstance(model, nn.Module):
         raise LbylError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    used: dict[str, Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise LbylError(f"{name} is uninitialised: run the model once before compressing it")
-        used = isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] in AS_WEIGHTS
-        if used and tensor.dtype.is_floating_point and not is_finite(tensor):
-            raise LbylError(
-                f"{name} holds NaN or Inf: load weights that are finite before compressing"
-            )
+        as_weight = isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] in AS_WEIGHTS
+        if as_weight and tensor.dtype.is_floating_point:
+            used[name] = tensor
+    if not is_finite(*used.values()):
+        name = next(name for name, tensor in used.items() if not is_finite(tensor))
+        raise LbylError(f"{name} holds NaN or Inf: load weights that are finite before compressing")
+    variances: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         variance, eps = getattr(module, "running_var", None), getattr(module, "eps", None)
-        if not isinstance(variance, Tensor) or not isinstance(eps, (int, float)):
-            continue
-        if variance.numel() and float(variance.min()) + eps <= 0:
-            raise LbylError(
-                f"{name}.running_var plus eps is not positive everywhere, so {name} gives no "
-                "numbers: load running statistics that belong to the weights, or raise its eps"
-            )
+        if isinstance(variance, Tensor) and isinstance(eps, (int, float)) and variance.numel():
+            variances[name] = variance.min() + eps
+    bad = [name for name, least in zip(variances, numbers([*variances.values()])) if least <= 0]
+    if bad:
+        raise LbylError(
+            f"{bad[0]}.running_var plus eps is not positive everywhere, so {bad[0]} gives no "
+            "numbers: load running statistics that belong to the weights, or raise its eps"
+        )
 
 
 def packed(model: nn.Module) -> dict[str, str]:

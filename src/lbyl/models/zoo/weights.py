@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
+from lbyl.models.pickled import HOLDERS, find_network, read_pickled, state_of
 from lbyl.torchkit.files import read_tensors
 
 _SHOWN = 5  # keys of each kind in an error: enough to see the pattern, few enough to read
@@ -43,19 +43,15 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many unrelated types for a damaged or unsafe file
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise LbylError(
-            f"{path} is not a plain PyTorch state dict: {first}; a file that holds a whole model "
-            "runs code when it is read: load it where you trust it, and save model.state_dict()"
-        ) from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]  # checkpoints of training scripts wrap it under this name
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise LbylError(f"{path} holds no state dict (a mapping from names to tensors)")
-    return state
+    data = read_pickled(path)
+    network = find_network(data)
+    if network is not None:
+        return state_of(network)
+    held = [data.get(key) for key in HOLDERS] if isinstance(data, dict) else []
+    for state in (*held, data):  # checkpoints of training scripts wrap it under a name
+        if isinstance(state, dict) and all(isinstance(v, Tensor) for v in state.values()):
+            return state
+    raise LbylError(f"{path} holds no state dict (a mapping from names to tensors)")
 
 
 def _without_prefix(state: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,7 @@
+"""Where networks come from, a file each; every one puts itself into `SOURCES`."""
+
+from lbyl.models.sources import hf, hubs, onnx, smp, ultralytics  # noqa: F401 (they register)
+from lbyl.models.sources.base import SOURCES, Source, source_of
+from lbyl.models.sources.python import from_file, from_module
+
+__all__ = ["SOURCES", "Source", "from_file", "from_module", "source_of"]

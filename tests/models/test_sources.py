@@ -1,0 +1,183 @@
+"""Networks of segmentation-models-pytorch, ONNX files, and files that were pickled whole."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import lbyl
+from lbyl import LbylError
+from lbyl.cli.app import app
+from lbyl.export import export_onnx
+from lbyl.models import resolve
+from lbyl.models.pickled import find_network, read_pickled, state_of
+from lbyl.models.zoo import load_weights
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    ).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "remedy"),
+    [
+        ("smp:unet", "segmentation_models_pytorch", "pip install lbyl[segment]"),
+        ("ultralytics:yolo11n.yaml", "ultralytics.nn.tasks", "pip install lbyl[detect]"),
+        ("there.onnx", "onnx2torch", "pip install onnx2torch"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_brings_it(
+    name: str, package: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.onnx").touch()
+    with pytest.raises(LbylError) as error:
+        resolve(name)
+    assert str(error.value).endswith(remedy) and "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------------------------ segmentation
+
+
+def test_a_segmenter_is_an_architecture_on_an_encoder(tmp_path: Path) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    network = resolve("smp:unet/mobilenet_v2", input_shape=(64,), classes=3)
+    assert network.input_shape == (3, 64, 64) and network.weights is None
+    assert network.model(network.example).shape == (1, 3, 64, 64)
+    network.model.save_pretrained(tmp_path)
+    again = resolve(f"smp:{tmp_path}", input_shape=(64,))
+    x = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(again.model(x), network.model(x))
+    with pytest.raises(LbylError, match="brings its own weights and classes"):
+        resolve(f"smp:{tmp_path}", classes=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("smp:unett", "did you mean unet"), ("smp:unet/no_such", "cannot be made: .*no_such")],
+)
+def test_a_segmenter_that_does_not_exist_is_said_in_a_line(name: str, message: str) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    with pytest.raises(LbylError, match=message):
+        resolve(name)
+
+
+# -------------------------------------------------------------------------------------------- ONNX
+
+
+def test_an_onnx_file_is_compressed_saved_and_loaded_in_one_call(tmp_path: Path) -> None:
+    pytest.importorskip("onnx2torch")
+    model, x = small(), torch.randn(3, 3, 12, 12)
+    export_onnx(model, x, tmp_path / "net.onnx")
+    network = resolve(str(tmp_path / "net.onnx"))
+    assert network.input_shape == (3, 12, 12) and network.weights
+    torch.testing.assert_close(network.model(x), model(x), atol=1e-5, rtol=1e-4)
+    arguments = ["compress", str(tmp_path / "net.onnx"), "--ratio", "0.5", "--criterion", "l2"]
+    out = tmp_path / "slim"
+    ran = CliRunner().invoke(app, [*arguments, "--data", "16", "--out", str(out), "--no-report"])
+    assert ran.exit_code == 0, ran.output
+    assert f'model = lbyl.load("{out}")' in ran.output.replace("\n", "")
+    slim = lbyl.load(out)
+    count = [sum(p.numel() for p in m.parameters()) for m in (slim, model)]
+    assert slim(x).shape == (3, 4) and count[0] < 0.7 * count[1]
+
+
+def test_what_is_no_onnx_file_is_said_in_a_line(tmp_path: Path) -> None:
+    pytest.importorskip("onnx2torch")
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nothing of the kind")
+    for name, message in (("broken.onnx", "no readable ONNX file"), ("none.onnx", "no file")):
+        with pytest.raises(LbylError, match=message) as error:
+            resolve(str(tmp_path / name))
+        assert "\n" not in str(error.value)
+    with pytest.raises(LbylError, match="brings its own weights"):
+        resolve(str(tmp_path / "broken.onnx"), classes=3)
+
+
+# ---------------------------------------------------------------------------------- pickled whole
+
+
+class Lookup(nn.Module):
+    """A network of a class that whoever reads its file does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small()
+        self.register_buffer("kept", torch.ones(2))
+        self.register_buffer("dropped", torch.ones(2), persistent=False)
+
+
+reads_whole = pytest.mark.skipif(
+    not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"),
+    reason="torch before 2.6 cannot say what a file names",
+)
+
+
+@reads_whole
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_weights_of_a_network_pickled_whole_are_read(wrapped: bool, tmp_path: Path) -> None:
+    model = Lookup()
+    held = {"epoch": 3, "ema": None, "model": model} if wrapped else model
+    torch.save(held, tmp_path / "whole.pt")
+    stored = find_network(read_pickled(tmp_path / "whole.pt"))
+    assert stored is not None and stored.origin.endswith("Lookup")
+    assert state_of(stored).keys() == model.state_dict().keys()
+    fresh = Lookup()
+    fresh.inner[0].weight.data.zero_()
+    load_weights(fresh, tmp_path / "whole.pt")
+    for name, value in model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], value)
+
+
+class Hostile:
+    """Would run a function when its pickle is read."""
+
+    def __init__(self, function: Callable[..., Any], argument: str) -> None:
+        self.function, self.argument = function, argument
+
+    def __reduce__(self) -> Any:
+        return self.function, (self.argument,)
+
+
+@pytest.mark.parametrize("run", [os.system, builtins.exec, subprocess.check_call, os.mkdir])
+def test_no_function_that_a_file_names_is_run(run: Callable[..., Any], tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    text = str(trap) if run is os.mkdir else f"mkdir {trap}"
+    text = f"import os; os.mkdir({str(trap)!r})" if run is builtins.exec else text
+    model = small()
+    model.extra = Hostile(run, text)
+    torch.save(model, tmp_path / "hostile.pt")
+    try:
+        load_weights(small(), tmp_path / "hostile.pt")  # its tensors are good
+    except LbylError as error:
+        assert "not a plain PyTorch state dict" in str(error)
+    assert not trap.exists()
+
+
+@reads_whole
+def test_a_network_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    model = small()
+    model._modules["again"] = model
+    torch.save(model, tmp_path / "endless.pt")
+    with pytest.raises(LbylError, match="without end"):
+        load_weights(small(), tmp_path / "endless.pt")

@@ -1,0 +1,75 @@
+"""Runs for shapes alone: devices are told as in use, and nothing is left behind."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbyl
+from lbyl.torchkit.shapes import Shapes
+from lbyl.tracing.record import record
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_tensors_without_data_say_that_they_lie_where_they_stand_for(kind: str) -> None:
+    with Shapes(torch.device(kind)):
+        made = torch.ones(2, 3, device=kind)
+        moved = made.to(kind).cpu()
+        told = [made.device.type, made.is_cuda, moved.is_meta, torch.zeros(4).is_cpu]
+    assert told == [kind, kind == "cuda", False, kind == "cpu"]
+    assert made.is_meta and moved.is_meta and made.shape == (2, 3)
+
+
+def test_a_tensor_changed_in_place_stays_itself() -> None:
+    weight = torch.ones(3)
+    with Shapes(torch.device("cpu")):
+        assert weight.add_(1) is weight
+    assert torch.equal(weight, torch.ones(3))
+
+
+class Remembering(nn.Module):
+    """Its positions come from a function that remembers them, for all networks of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def positions(size: int, device: torch.device) -> Tensor:
+        return torch.arange(size, device=device).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x + self.positions(4, x.device)).relu())
+        return out
+
+
+def test_what_functions_came_to_remember_without_data_is_forgotten() -> None:
+    model, x = Remembering().eval(), torch.ones(1, 4)
+    graph = lbyl.trace(model, x)
+    assert graph["first"].channels == 6
+    expected = model.second(model.first(x + torch.arange(4)).relu())
+    assert torch.equal(model(x), expected)
+
+
+class Looking(nn.Module):
+    """Goes by values, or by constants, if asked to."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.layer, self.at = nn.Linear(4, 4), at
+
+    def forward(self, x: Tensor) -> Tensor:
+        looked = {"nothing": 1, "constants": torch.tensor(2) + 1, "values": x.sum() + 1}[self.at]
+        out: Tensor = self.layer(x) * int(looked)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("at", "ran"), [("nothing", "meta"), ("constants", "fake"), ("values", "real")]
+)
+def test_a_network_runs_on_as_little_as_it_needs(at: str, ran: str) -> None:
+    assert record(Looking(at), torch.ones(1, 4)).ran == ran
