@@ -5,7 +5,8 @@ python scripts/mutants.py --count 40 --only methods --seed 2
 
 One change is made to one module at a time (another operator, another constant, a condition turned
 round, two branches exchanged); then the tests of its room run until the first fails. A
-mutant that no test notices survives. Each runs in a fork of a process that has torch loaded.
+mutant that no test notices survives. Each runs in a fork of a process that has torch loaded, as
+many at once as there are cores.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ ROOMS: dict[str, tuple[str, ...]] = {  # room → the tests that know it best, t
     "restoring/rewrite.py": ("tests/methods/test_every_method.py", "tests/restoring"),
     "restoring/recalibrate.py": ("tests/restoring", "tests/methods/test_echo.py"),
 }
+
+Drawn = tuple[str, Path, int, int]
+"""A mutant: its room, its file, the node that is changed and which of its changes."""
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -170,8 +174,8 @@ def mutated(path: Path, index: int, number: int) -> tuple[int, str, str]:
     return getattr(node, "lineno", 0), what, source
 
 
-def noticed(path: Path, source: str, tests: tuple[str, ...], limit: int) -> bool:
-    """Whether the tests fail with this source in the place of the file's own."""
+def begin(path: Path, source: str, tests: tuple[str, ...]) -> int:
+    """A process that runs the tests with this source in the place of the file's own."""
     process = os.fork()
     if process == 0:
         os.setsid()
@@ -183,12 +187,16 @@ def noticed(path: Path, source: str, tests: tuple[str, ...], limit: int) -> bool
             status = _tested(path, source, tests)
         finally:
             os._exit(status)
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return status != 0
-        time.sleep(0.05)
+    return process
+
+
+def finished(process: int, deadline: float) -> bool | None:
+    """Whether the tests failed; None while they run and may run on."""
+    done, status = os.waitpid(process, os.WNOHANG)
+    if done:
+        return status != 0
+    if time.monotonic() < deadline:
+        return None
     os.kill(process, signal.SIGKILL)  # a mutant that never ends is noticed, too
     os.waitpid(process, 0)
     return True
@@ -224,6 +232,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=150, help="how many mutants are drawn")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=list(ROOMS))
     parser.add_argument("--limit", type=int, default=600, help="seconds for one mutant")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -233,11 +242,8 @@ def main() -> int:
     drawn = draw(options.count, options.seed, options.only)
     preload()
     survivors, done = [], 0
-    for room, path, index, number in drawn:
-        line, what, source = mutated(path, index, number)
-        killed = noticed(path, source, ROOMS[room], options.limit)
+    for place, killed in run(drawn, options.processes, options.limit):
         done += 1
-        place = f"{path.relative_to(ROOT)}:{line} {what}"
         if not killed:
             survivors.append(place)
         print(f"{done}/{len(drawn)} {'killed  ' if killed else 'SURVIVED'} {place}", flush=True)
@@ -249,7 +255,24 @@ def main() -> int:
     return int(score < 85)
 
 
-def draw(count: int, seed: int, only: str | None) -> list[tuple[str, Path, int, int]]:
+def run(drawn: list[Drawn], processes: int, limit: int) -> Iterator[tuple[str, bool]]:
+    """Where each mutant is and whether the tests noticed it, in the order they end."""
+    waiting, busy = list(drawn), {}
+    while waiting or busy:
+        while waiting and len(busy) < processes:
+            room, path, index, number = waiting.pop(0)
+            line, what, source = mutated(path, index, number)
+            place = f"{path.relative_to(ROOT)}:{line} {what}"
+            busy[begin(path, source, ROOMS[room])] = place, time.monotonic() + limit
+        for process, (place, deadline) in list(busy.items()):
+            killed = finished(process, deadline)
+            if killed is not None:
+                del busy[process]
+                yield place, killed
+        time.sleep(0.05)
+
+
+def draw(count: int, seed: int, only: str | None) -> list[Drawn]:
     """A sample of all mutants of the rooms, each as likely as any other."""
     every = []
     for room in ROOMS:

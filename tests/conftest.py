@@ -10,12 +10,18 @@ import pytest
 import torch
 from hypothesis import settings
 
+from lbyl.inputs import batches
 from lbyl.tracing.rules import base as rules
 
 settings.register_profile("lbyl", deadline=None, max_examples=8, derandomize=True)
 settings.load_profile("lbyl")
 
 rules.STRICT = True  # a rule that raises costs users compression; here it is an error
+
+# Every compression ends with a forecast, which few tests are about: 32 inputs of CIFAR's size are
+# enough for those that are not. `whole_forecast` is for those that are.
+WHOLE = batches.FORECAST
+batches.FORECAST = 32
 
 # Tiny tensors gain nothing from threads, and parallel test processes would fight over cores.
 torch.set_num_threads(1)
@@ -25,6 +31,12 @@ torch.set_num_threads(1)
 def seeded() -> None:
     """Every test starts from the same random state, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def whole_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast runs as many inputs as it does for users."""
+    monkeypatch.setattr(batches, "FORECAST", WHOLE)
 
 
 @pytest.fixture

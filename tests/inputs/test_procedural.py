@@ -178,3 +178,16 @@ def test_images_on_the_gpu() -> None:
     images = procedural_images(16, (3, 64, 64), device="cuda")
     assert images.device.type == "cuda" and images.isfinite().all()
     assert torch.equal(images, procedural_images(16, (3, 64, 64), device="cuda"))
+
+
+def test_images_differ_in_sharpness_and_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = procedural_images(60, (3, 32, 32))
+    monkeypatch.setattr(procedural, "SHARPNESS", 0.0)
+    even = procedural_images(60, (3, 32, 32))
+    assert torch.allclose(made.mean((2, 3)), even.mean((2, 3)), atol=1e-5)
+    deviation = [(x - x.mean((2, 3), keepdim=True)).flatten(1).std(1) for x in (made, even)]
+    assert torch.allclose(*deviation, rtol=1e-4)
+    steps = [(x[..., 1:] - x[..., :-1]).flatten(1).norm(dim=1) for x in (made, even)]
+    ratio = (steps[0] / steps[1]).log()
+    assert ratio.min() < -0.2 and ratio.max() > 0.2  # some softer, some sharper
+    assert abs(float(ratio.mean())) < 0.15

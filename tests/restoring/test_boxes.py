@@ -16,6 +16,8 @@ from lbyl.restoring.forecast import Forecaster
 SIDE = 32
 IMAGES = torch.zeros(2, 3, SIDE, SIDE)
 
+pytestmark = pytest.mark.usefixtures("whole_forecast")
+
 
 def boxes(*rows: tuple[float, ...]) -> Boxes:
     """Rows of left, top, right, bottom, class, score."""

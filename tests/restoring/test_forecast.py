@@ -23,6 +23,8 @@ from lbyl.restoring.forecast import (
     equal_answers,
 )
 
+pytestmark = pytest.mark.usefixtures("whole_forecast")
+
 
 @pytest.fixture(scope="module")
 def prepared() -> lbyl.Prepared:

@@ -3,7 +3,8 @@
 Two families have most of what natural images have in common. Dead leaves (opaque shapes that
 hide one another) give edges, flat regions and occlusion at every scale; pink noise gives the power
 spectrum. In both, the colour channels mostly agree. They are joined as in photographs: leaves
-seen from three distances, with texture on them, under light of varying strength and colour.
+seen from three distances, with texture on them, one picture sharper than another, under light of
+varying strength and colour.
 
 There is no Python loop over images; the same seed gives the same images on the same device; any
 prefix of the set is a mixture of the distances. Images have about zero mean and unit deviation over
@@ -24,6 +25,8 @@ from lbyl.inputs.noise import Size, normal, pink_noise
 
 DISTANCES = ((1 / 64, 1 / 3), (3 / 32, 1 / 2), (5 / 32, 0.9))  # radii, of the shorter side
 LEAF_COLOUR, TEXTURE, TEXTURE_COLOUR = 0.2, 0.3, 0.1  # colour relative to the common grey
+SHARPNESS = 0.4  # deviation of the spectrum's exponent from image to image; 0.3 … 0.5 do the same
+AT_ONCE = 1 << 22  # pixels that are transformed at a time
 BRIGHTNESS, CONTRAST, TINT = 0.5, 0.3, 0.15  # deviations of the light from image to image
 
 
@@ -72,7 +75,34 @@ def _scenes(count: int, channels: int, size: Size, generator: torch.Generator) -
             painted = dead_leaves(number, channels, size, generator, ends, LEAF_COLOUR)
             images[first :: len(DISTANCES)] = _standardised(painted)
     images += texture.mul_(TEXTURE)
-    return _light(images.div_(math.hypot(1, TEXTURE)), generator)
+    images = _sharpened(images.div_(math.hypot(1, TEXTURE)), generator)
+    return _light(images, generator)
+
+
+def _sharpened(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Every image as sharp or as soft as chance has it, with its mean and deviation as before.
+
+    The amplitude at frequency f is multiplied by fᵉ with an exponent e of the image's own: some
+    photographs are full of detail and some out of focus, which one spectrum for all does not show.
+    """
+    count, size = len(images), images.shape[2:]
+    exponent = SHARPNESS * normal((count, 1, 1, 1), generator)
+    down = torch.fft.fftfreq(size[0], device=images.device)[:, None] * size[0]
+    across = torch.fft.rfftfreq(size[1], device=images.device) * size[1]
+    logs = (down.square() + across.square()).clamp(min=1).log() / 2
+
+    def change(some: Tensor, exponent: Tensor) -> Tensor:
+        mean = some.mean((2, 3), keepdim=True)
+        spectrum = torch.fft.rfft2(some - mean) * torch.exp(exponent * logs)
+        made = torch.fft.irfft2(spectrum, s=size)
+        before, after = (
+            (x - x.mean((2, 3), keepdim=True)).flatten(1).norm(dim=1) for x in (some, made)
+        )
+        return made * (before / after.clamp(min=1e-30)).view(-1, 1, 1, 1) + mean
+
+    at_once = max(1, AT_ONCE // math.prod(size))
+    parts = zip(images.split(at_once), exponent.split(at_once))
+    return torch.cat([change(some, own) for some, own in parts])
 
 
 def _standardised(images: Tensor) -> Tensor:
