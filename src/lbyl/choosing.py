@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torch import nn
+from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph
@@ -34,7 +34,9 @@ from lbyl.torchkit.processes import agreed
 from lbyl.torchkit.run import Inputs, Progress
 
 SPEAKING = ("own", "analytic")  # statistics that hold already what a second run would show
-WHOLE, ALONE = 4, 8  # parts of a collection that networks are compared on: all of it cut, one unit
+WHOLE, ALONE = 4, 16  # parts of a collection that networks are compared on: all of it cut, one unit
+
+HELD = 1 << 28  # numbers in the weights of networks that are compared at once
 
 CLEARLY = 0.9  # a divergence so much smaller is no chance of the inputs
 
@@ -205,19 +207,40 @@ class Chooser:
             self._trials = {k: t for k, t in self._trials.items() if k == best}
         return self._scores[key]
 
-    def _score_alone(self, criterion: Criterion | None) -> Callable[[Counts], float]:
-        """The same for one unit cut alone: a second pass would change little, so it is left out."""
+    def _roughly(self, criterion: Criterion | None) -> Callable[[Sequence[Counts]], list[float]]:
+        """The same of several networks, on fewer inputs and without a second pass.
 
-        def score(counts: Counts) -> float:
-            plan = self._plan(counts, criterion)
-            values = silencing(self.model, self.graph, plan, self.task.method, self.statistics)
-            if values is not None:
-                with self.judges.scratch.holding(values) as silenced:
-                    return agreed(self.judges.alone(silenced))
-            slim = restore(self.model, self.graph, plan, self.task.method, self.statistics).model
-            return agreed(self.judges.alone(slim))
+        They run side by side where the whole network can stand for the cut ones.
+        """
 
-        return score
+        def scores(several: Sequence[Counts]) -> list[float]:
+            found: list[float | None] = []
+            waiting: dict[int, Mapping[str, Tensor]] = {}
+            for i, counts in enumerate(several):
+                plan = self._plan(counts, criterion)
+                values = silencing(self.model, self.graph, plan, self.task.method, self.statistics)
+                found.append(self._cut_score(plan) if values is None else None)
+                if values is not None:
+                    waiting[i] = values
+                size = sum(v.numel() for held in waiting.values() for v in held.values())
+                if size > HELD or i == len(several) - 1:
+                    variants = list(waiting.values())
+                    together = self.judges.alone.of_variants(variants)
+                    told = together or [self._silenced(values) for values in variants]
+                    for i, score in zip(waiting, told):
+                        found[i] = score
+                    waiting.clear()
+            return [agreed(score) for score in found if score is not None]
+
+        return scores
+
+    def _silenced(self, values: Mapping[str, Tensor]) -> float:
+        with self.judges.scratch.holding(values) as silenced:
+            return self.judges.alone(silenced)
+
+    def _cut_score(self, plan: Plan) -> float:
+        slim = restore(self.model, self.graph, plan, self.task.method, self.statistics).model
+        return self.judges.alone(slim)
 
     def _within(self, budget: Budget, criterion: Criterion | None) -> Allocation:
         """The best allocation within a budget."""
@@ -236,7 +259,7 @@ class Chooser:
             {unit.name: unit.channels for unit in self.graph.units},
             sizes.parameters if budget.params is not None else sizes.macs,
             self._score(criterion),
-            self._score_alone(criterion),
+            self._roughly(criterion),
             multiple_of,
             self.progress,
             self.judges.measured.setdefault(key, {}),

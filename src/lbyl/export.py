@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import warnings
@@ -36,7 +37,7 @@ def export_onnx(
     # Weights beside the graph, where there are any, must be there before it.
     with whole_directory(path.parent, last=path.name) as folder:
         written = folder / path.name
-        with evaluation_mode(model), _silence():
+        with evaluation_mode(model), silence():
             program = _to_onnx(model, example_inputs)
             program.save(str(written), external_data=not embedded)
         error = onnx_error(model, example_inputs, written)
@@ -51,13 +52,51 @@ def export_onnx(
 def export_program(model: nn.Module, example_inputs: Inputs, path: str | Path) -> Path:
     """Write `model` as a `torch.export` program (.pt2) with a variable batch size."""
     path = Path(path)
-    with evaluation_mode(model), _silence():
+    with evaluation_mode(model), silence():
         program = _to_program(model, example_inputs)
         with whole_file(path) as temporary:
             buffer = io.BytesIO()
             torch.export.save(program, buffer)
             temporary.write_bytes(buffer.getvalue())
     return path
+
+
+def export_executorch(model: nn.Module, example_inputs: Inputs, path: str | Path) -> Path:
+    """Write `model` for ExecuTorch (.pte), for XNNPACK's kernels, at the example's batch size."""
+    check_executorch()
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    args, kwargs = _arguments(example_inputs)
+    with evaluation_mode(model), silence():
+        try:
+            program = torch.export.export(model, args, kwargs or None)
+            edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+            content = edge.to_executorch().buffer
+        except Exception as error:
+            raise LbylError(f"this model has no ExecuTorch form: {_short(error)}") from error
+    with whole_file(Path(path)) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
+def export_openvino(
+    model: nn.Module, example_inputs: Inputs, path: str | Path, tolerance: float = 1e-3
+) -> float:
+    """Write `model` for OpenVINO (.xml and .bin) by way of ONNX, checked as that is."""
+    check_openvino()
+    import openvino
+
+    path = Path(path)
+    with whole_directory(path.parent, last=path.name) as folder:
+        step = folder / f"{path.stem}.onnx"
+        error = export_onnx(model, example_inputs, step, tolerance)
+        openvino.save_model(
+            openvino.convert_model(str(step)), str(folder / path.name), compress_to_fp16=False
+        )
+        for file in folder.glob(f"{step.name}*"):
+            file.unlink()
+    return error
 
 
 def onnx_error(model: nn.Module, example_inputs: Inputs, path: Path) -> float:
@@ -89,7 +128,9 @@ def onnx_session(path: Path, threads: int | None = None) -> Any:
 
 def onnx_feed(session: Any, inputs: Inputs) -> dict[str, Any]:
     """Inputs by the names the session has for them, in order."""
-    values = [x.detach().cpu().numpy() for x in tree_flatten(inputs)[0] if _is_tensor(x)]
+    values = [
+        x.detach().cpu().contiguous().numpy() for x in tree_flatten(inputs)[0] if _is_tensor(x)
+    ]
     return dict(zip((entry.name for entry in session.get_inputs()), values, strict=True))
 
 
@@ -147,7 +188,7 @@ def _random_batch(inputs: Inputs, batch: int) -> Inputs:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Exporters are talkative about things no user can change."""
     names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
     levels = {name: logging.getLogger(name).level for name in names}
@@ -164,8 +205,20 @@ def _silence() -> Iterator[None]:
 
 def check_onnx() -> None:
     """One clear error where a library for ONNX is missing."""
-    import importlib.util
+    _check("ONNX", ("onnx", "onnxscript", "onnxruntime"), "lbyl[onnx]")
 
-    missing = [n for n in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(n)]
+
+def check_executorch() -> None:
+    """The same for ExecuTorch."""
+    _check("ExecuTorch", ("executorch",), "executorch")
+
+
+def check_openvino() -> None:
+    """The same for OpenVINO."""
+    _check("OpenVINO", ("openvino",), "openvino")
+
+
+def _check(what: str, modules: tuple[str, ...], install: str) -> None:
+    missing = [name for name in modules if not importlib.util.find_spec(name)]
     if missing:
-        raise LbylError(f"ONNX needs {', '.join(missing)}: pip install lbyl[onnx]")
+        raise LbylError(f"{what} needs {', '.join(missing)}: pip install {install}")

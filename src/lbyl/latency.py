@@ -10,10 +10,11 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from lbyl.errors import LbylError
 from lbyl.torchkit.run import Inputs, call_on_these, device_of, evaluation_mode
 
 WARM_UP = 3
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Timing:
     def of(cls, runs: list[float]) -> Timing:
         low, median, high = statistics.quantiles(runs, n=4, method="inclusive")
         return cls(median, high - low, tuple(runs))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        low, _, high = statistics.quantiles(self.runs, n=4, method="inclusive")
+        return low, high
 
     def __str__(self) -> str:
         return f"{1e3 * self.median:.2f} ms ± {1e3 * self.iqr:.2f}"
@@ -71,16 +78,17 @@ def compare(
             else:
                 stack.enter_context(_ready(model, target))
                 runners[name] = _runner(model, inputs)
-        return _interleaved(runners, target, repeats)
+        return take_turns(runners, target, repeats)
 
 
-def _interleaved(
-    runners: Mapping[str, Callable[[], object]], device: torch.device, repeats: int
-) -> dict[str, Timing]:
+def take_turns(
+    runners: Mapping[Key, Callable[[], object]], device: torch.device, repeats: int
+) -> dict[Key, Timing]:
+    """Time functions that run networks: after a warm-up each runs once in every turn."""
     for run in runners.values():
         for _ in range(WARM_UP):
             run()
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    seconds: dict[Key, list[float]] = {name: [] for name in runners}
     order = list(runners)
     for turn in range(repeats):
         first = turn % len(order)  # nobody always runs right after the same other one
@@ -129,6 +137,17 @@ def _ready(model: nn.Module, device: torch.device) -> Iterator[None]:
             yield
         finally:
             model.to(home)
+
+
+@contextmanager
+def running(models: Iterable[nn.Module], threads: int | None = None) -> Iterator[None]:
+    """Networks as they are run: evaluation mode, no gradients, so many threads."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_threads(threads))
+        for model in models:
+            stack.enter_context(evaluation_mode(model))
+        yield
 
 
 @contextmanager

@@ -241,8 +241,10 @@ def test_old_words_are_gone(run: Any, small: list[str], option: str) -> None:
         (["--option", "sequential=true"], "--data"),
     ],
 )
-def test_failures(run: Any, small: list[str], arguments: list[str], said: str) -> None:
-    result = run("compress", *small, *arguments, "--quiet", code=1)
+def test_what_does_not_fit_is_one_line_and_code_2(
+    run: Any, small: list[str], arguments: list[str], said: str
+) -> None:
+    result = run("compress", *small, *arguments, "--quiet", code=2)
     assert said in result.stderr and result.stdout == ""
     assert result.stderr.count("\n") == 1
 

@@ -25,7 +25,7 @@ def test_success(program: Any, file: str) -> None:
 
 def test_failure_is_one_line(program: Any, file: str) -> None:
     done = program("compress", f"{file}:broken")
-    assert done.returncode == 1 and done.stdout == ""
+    assert done.returncode == 2 and done.stdout == ""
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     assert "no such luck" in lines[0]

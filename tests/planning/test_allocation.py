@@ -33,7 +33,7 @@ def allocator(score: Mapping[str, float], tried: list[dict[str, int]]) -> Alloca
         return sum(score[n] * fractions[n] ** 2 for n in counts)
 
     curves = {name: curve(0.5, size) for name, size in CHANNELS.items()}
-    return Allocator(curves, CHANNELS, cost, whole, whole)
+    return Allocator(curves, CHANNELS, cost, whole, lambda several: [whole(c) for c in several])
 
 
 @pytest.mark.parametrize("multiple_of", [None, 4])

@@ -63,6 +63,15 @@ def test_without_labels_the_divergence_is_drawn_and_time_where_it_was_measured(
     assert "Measured time of a pass, % of the original" in text
 
 
+def test_without_labels_the_forecast_is_drawn_where_every_row_has_one(tmp_path: Path) -> None:
+    rows = [row(0.3, None, kept=0.97), row(0.6, None, kept=0.9), row(0.5, None, kept=0.8)]
+    text = write_tradeoff(rows, tmp_path / "s.html").read_text()
+    assert "Accuracy kept as forecast" in text and "97.00</td>" in text
+    assert text.count("<td>MACs, Parameters</td>") == 2  # 0.5 costs more than 0.6 and keeps less
+    rows[1]["kept"] = None
+    assert "Divergence from the original" in write_tradeoff(rows, tmp_path / "s.html").read_text()
+
+
 def test_a_sweep_without_rows_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(lbyl.LbylError, match="no finished row"):
         write_tradeoff([row(0.9, None, failed="no")], tmp_path / "s.html")

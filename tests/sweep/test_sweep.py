@@ -71,8 +71,25 @@ def test_a_sweep_has_a_row_for_every_combination_and_says_what_came_of_it(
         assert 0 < row["macs"] < row["macs_before"]
         assert 0 < row["parameters"] < row["parameters_before"]
         assert row["divergence"] > 0 and row["failed"] is None
+        assert 0 <= row["kept_low"] <= row["kept"] <= row["kept_high"] <= 1
     by_method = {(r["method"], r["amount"], r["seed"]): r["divergence"] for r in rows}
     assert by_method["echo", 0.5, 0] < by_method["none", 0.5, 0]
+
+
+def test_a_sweep_of_an_older_version_is_read_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with Store(path) as made:
+        made.add("one", {"model": "m", "kind": "ratio", "amount": 0.5, "method": "echo", "seed": 0,
+                         "setting": "{}", "command": "lbyl", "divergence": 0.1})  # fmt: skip
+        for name in ("agreement", "kept", "kept_low", "kept_high"):
+            made._connection.execute(f"ALTER TABLE rows DROP COLUMN {name}")
+    with Store(path, writable=False) as old:
+        (row,) = old.rows()
+    assert row["divergence"] == 0.1 and row["kept"] is None
+    with Store(path) as again:
+        assert again.rows() == [row]
+        assert again.add("two", {k: v for k, v in row.items() if k != "key"} | {"kept": 0.9})
+        assert again.rows()[-1]["kept"] == 0.9
 
 
 def test_a_row_is_what_its_command_makes(subject: Subject, store: Store) -> None:

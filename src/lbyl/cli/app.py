@@ -47,7 +47,8 @@ COMMANDS = {
     ),
     "finetune": Entry(AFTER, "Train a network, original or compressed, on labelled images."),
     "export": Entry(
-        AFTER, "Write a network as ONNX, checked against PyTorch, or as a torch.export program."
+        AFTER,
+        "Write a network for other runtimes: ONNX, int8, torch.export, ExecuTorch, OpenVINO.",
     ),
     "report": Entry(AFTER, "Write the report of a saved compression, or of a sweep."),
     "images": Entry(BEHIND, "Write a contact sheet of the procedural images that replace data."),

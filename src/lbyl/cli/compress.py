@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from lbyl import Result
 from lbyl.cli import options as o
-from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.files import Package, loading
+from lbyl.cli.errors import UsageError, guarded, usage
+from lbyl.cli.files import DEPLOYMENT, Package, Runtimes, loading
+from lbyl.cli.files import INT8 as INT8_FILE
 from lbyl.cli.parse import (
     check_source_used,
     parse_amount,
@@ -20,7 +21,7 @@ from lbyl.cli.parse import (
 )
 from lbyl.cli.screen import Screen, bold, plain, table
 from lbyl.cli.setup import build, check_writable, load_images, measure, prepare
-from lbyl.export import check_onnx
+from lbyl.deploy import HEADINGS, OnnxNetwork, step_texts, target_of
 from lbyl.latency import Timing, compare
 from lbyl.models import Network
 from lbyl.models.blocks import compress_blocks
@@ -30,13 +31,13 @@ from lbyl.torchkit.run import device_of
 
 ONNX = "Also write model.onnx, checked; keeps multiples of 8 channels without --multiple-of."
 Onnx = Annotated[bool, o.output_option("--onnx", help=ONNX)]
+INT8 = "Also write model.int8.onnx, calibrated without data, and tell what every step gives."
+Int8 = Annotated[bool, o.output_option("--int8", help=INT8)]
+TARGET = "onnx-cpu, tensorrt or executorch: widths that it likes, and the file that it reads."
+For = Annotated[str | None, o.output_option("--target", metavar="NAME", help=TARGET)]
 Report = Annotated[bool, o.output_option(help="Write report.html.")]
 BY_BLOCK = "Read hf:DIR block by block, never all of it: ratios, l2 or echo, --include, --out."
 ByBlock = Annotated[bool, o.output_option("--by-block", help=BY_BLOCK)]
-
-# ONNX Runtime's kernels work on blocks of eight channels: odd widths can be slower than the
-# original (benchmarks/latency.py). PyTorch on the CPU does not care.
-ONNX_MULTIPLE = 8
 
 
 @guarded
@@ -67,6 +68,8 @@ def compress(
     std: o.Std = None,
     out: o.Out = None,
     onnx: Onnx = False,
+    int8: Int8 = False,
+    target: For = None,
     report: Report = True,
     by_block: ByBlock = False,
     device: o.Device = "auto",
@@ -78,10 +81,8 @@ def compress(
 ) -> None:
     """Make a network smaller and restore its accuracy: no data, no training."""
     screen = Screen(json, quiet)
-    check_target(out, onnx)
-    if onnx and multiple_of is None:
-        multiple_of = ONNX_MULTIPLE
-        screen.warn(f"--onnx keeps multiples of {multiple_of} channels: --multiple-of 1 keeps any")
+    runtimes = check_target(out, onnx, int8, target)
+    multiple_of = widths(screen, runtimes, target, multiple_of)
     budgets = {"macs": macs, "params": params, "latency": latency, "max_error": max_error}
     amount = parse_amount(ratio, **budgets, keep=keep)
     by, restoring = parse_criterion(criterion, seed), parse_method(method, option, correction)
@@ -118,7 +119,11 @@ def compress(
         accuracy["slim"] = measure(screen, network, held_out, result.model, stage)
     times = timed(screen, network, result) if latency is not None else {}
     package = Package(network, prepared, result, accuracy or None, times or None)
-    written = package.write(screen, out, onnx, report) if out else {}
+    written = package.write(screen, out, runtimes, report) if out else {}
+    if held_out is not None and out is not None and runtimes.int8:
+        quantised = OnnxNetwork(out / INT8_FILE, threads)
+        stage = "accuracy in int8"
+        accuracy["int8"] = measure(screen, network, held_out, quantised, stage)
     show(screen, package.named, result, accuracy or None, written, times)
     if out is None:
         screen.warn("nothing was written: add --out DIR to keep the smaller network")
@@ -162,16 +167,38 @@ def timed(screen: Screen, network: Network, result: Result) -> dict[str, Timing]
         return compare(models, network.example, device_of(network.model))
 
 
-def check_target(out: Path | None, onnx: bool) -> None:
+def check_target(out: Path | None, onnx: bool, int8: bool, target: str | None) -> Runtimes:
     """What would fail at the end is better said at the beginning."""
-    if onnx and out is None:
-        raise UsageError("--onnx needs a directory to write to: add --out DIR")
+    with usage():
+        writes = None if target is None else target_of(target).writes
+    given = {"--onnx": onnx, "--int8": int8, "--target": target is not None}
+    asked = [option for option, on in given.items() if on]
+    if asked and out is None:
+        raise UsageError(f"{asked[0]} needs a directory to write to: add --out DIR")
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; give a directory")
     if out is not None:
         check_writable(out)
-    if onnx:
-        check_onnx()
+    runtimes = Runtimes(onnx or int8 or writes == "onnx", int8, writes == "executorch")
+    runtimes.check()
+    return runtimes
+
+
+def widths(
+    screen: Screen, runtimes: Runtimes, target: str | None, multiple_of: int | None
+) -> int | None:
+    """Of how many channels multiples are kept: as asked for, else as whoever runs them likes."""
+    if multiple_of is not None or not (runtimes.onnx or target):
+        return multiple_of
+    # Odd widths can be slower there than the original (benchmarks/latency.py). PyTorch on the CPU
+    # does not care.
+    liked = target_of(target or "onnx-cpu")
+    option = f"--target {target}" if target else "--onnx"
+    screen.warn(
+        f"{option} keeps multiples of {liked.multiple_of} channels ({liked.why}): "
+        "--multiple-of 1 keeps any"
+    )
+    return liked.multiple_of
 
 
 def show(
@@ -198,6 +225,9 @@ def show(
     if accuracy:
         was, now = accuracy["original"], accuracy["slim"]
         rows.append(["accuracy", f"{was:.2f} %", f"{now:.2f} %", f"{now - was:+.2f}"])
+        if "int8" in accuracy:
+            now = accuracy["int8"]
+            rows.append(["accuracy, int8", f"{was:.2f} %", f"{now:.2f} %", f"{now - was:+.2f}"])
     if seconds:
         was, now = 1e3 * seconds["original"], 1e3 * seconds["slim"]
         rows.append(["one input", f"{was:.2f} ms", f"{now:.2f} ms", percent_change(was, now)])
@@ -209,6 +239,8 @@ def show(
     )
     for line in remarks(network, result):
         screen.say(f"[dim]{plain(line)}[/]")
+    if DEPLOYMENT in written:
+        screen.say("", table(HEADINGS, step_texts(written[DEPLOYMENT])))
     for line in written.get("notes", []):
         screen.warn(line)
     if "files" in written:

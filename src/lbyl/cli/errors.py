@@ -1,4 +1,7 @@
-"""Errors as one red line with the remedy, and the exit code: 2 for usage, 1 for failure."""
+"""Errors as one red line with the remedy, and the exit code by their kind.
+
+2 where what was given does not fit (options, a file, a network), 1 where the work itself failed.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def guarded(command: F) -> F:
         except UsageError as error:
             fail(as_options(str(error)), 2)
         except Exception as error:
-            fail(_message(error), 1)
+            fail(_message(error), _code(error))
 
     return run  # type: ignore[return-value]
 
@@ -84,6 +87,12 @@ def fail(message: str, code: int) -> NoReturn:
     text = Text.assemble(("error: ", "bold red"), (line, "red"))
     Console(stderr=True, soft_wrap=True, highlight=False).print(text)
     raise typer.Exit(code)
+
+
+def _code(error: Exception) -> int:
+    """An `LbylError` is about what was given, unless the file system refused to write."""
+    given = isinstance(error, LbylError) and not isinstance(error.__cause__, OSError)
+    return 2 if given else 1
 
 
 def _message(error: Exception) -> str:

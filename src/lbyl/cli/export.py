@@ -3,50 +3,157 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+from lbyl import LbylError
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.screen import Screen, bold
+from lbyl.cli.files import DEPLOYMENT, origin
+from lbyl.cli.screen import Screen, bold, table
 from lbyl.cli.setup import build, check_writable
-from lbyl.export import export_onnx, export_program
+from lbyl.deploy import HEADINGS, measure_steps, quantise_onnx, step_texts
+from lbyl.export import (
+    check_executorch,
+    check_onnx,
+    check_openvino,
+    export_executorch,
+    export_onnx,
+    export_openvino,
+    export_program,
+)
+from lbyl.inputs.batches import FreshInputs
+from lbyl.models import Network, resolve
+from lbyl.models.sources import source_of
+from lbyl.restoring.forecast import Forecaster
+from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.format import human
+from lbyl.torchkit.surroundings import own_randomness
 
-Target = Annotated[
-    Path, o.output_option(metavar="FILE", help="File to write: .onnx, or .pt2 for torch.export.")
-]
+# By the end of a file's name: what must be installed, and who writes it.
+FORMATS = {
+    ".onnx": check_onnx,
+    ".pt2": lambda: None,
+    ".pte": check_executorch,
+    ".xml": check_openvino,
+}
+OUT = "File to write: .onnx, .pt2 for torch.export, .pte for ExecuTorch, .xml for OpenVINO."
+Out = Annotated[Path, o.output_option(metavar="FILE", help=OUT)]
 Tolerance = Annotated[
     float,
     o.output_option(metavar="NUMBER", help="Largest difference from PyTorch allowed, for ONNX."),
 ]
+INT8 = "Also write FILE.int8.onnx, calibrated without data, and tell what every step gives."
+Int8 = Annotated[bool, o.output_option("--int8", help=INT8)]
+STEPS = "Tell size, time and agreement of every step, timed in turns."
+Steps = Annotated[bool, o.output_option("--steps", help=STEPS)]
+COMPILED = "Time torch.compile too, which takes a minute or more to compile."
+Compiled = Annotated[bool, o.output_option("--compiled", help=COMPILED)]
 
 
 @guarded
 def export(
     model: o.Model,
-    out: Target = Path("model.onnx"),
+    out: Out = Path("model.onnx"),
     weights: o.Weights = None,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
     tolerance: Tolerance = 1e-3,
+    int8: Int8 = False,
+    steps: Steps = False,
+    compiled: Compiled = False,
+    threads: o.Threads = None,
+    seed: o.Seed = 0,
     json: o.Json = False,
     quiet: o.Quiet = False,
     debug: o.Debug = False,
 ) -> None:
-    """Write a network as ONNX, checked against PyTorch, or as a torch.export program."""
+    """Write a network for other runtimes: ONNX, int8, torch.export, ExecuTorch, OpenVINO."""
     screen = Screen(json, quiet)
     check_writable(out)
-    if out.suffix not in (".onnx", ".pt2"):
-        raise UsageError(f"--out {out}: the name must end in .onnx or .pt2")
-    network = build(screen, model, weights, input_size=input_size, classes=classes)
+    if out.suffix not in FORMATS:
+        raise UsageError(f"--out {out}: the name must end in {', '.join(FORMATS)}")
+    if (int8 or steps or compiled) and out.suffix != ".onnx":
+        raise UsageError("--int8, --steps and --compiled are of ONNX: --out must end in .onnx")
+    FORMATS[out.suffix]()
+    network = build(screen, model, weights, input_size=input_size, classes=classes, threads=threads)
     written: dict[str, Any] = {"model": model, "out": str(out)}
-    if out.suffix == ".onnx":
-        with screen.stage("exporting to ONNX and checking it"):
-            written["error"] = export_onnx(network.model, network.example, out, tolerance)
-    else:
-        with screen.stage("exporting"):
-            export_program(network.model, network.example, out)
+    with screen.stage(f"writing {out.name} and checking it"):
+        written |= _write(network, out, tolerance)
     written["bytes"] = out.stat().st_size
+    if int8 or steps or compiled:
+        written |= _steps(screen, network, out, int8, compiled, threads, seed)
     screen.data(written)
     checked = f", {written['error']:.1g} from PyTorch" if "error" in written else ""
-    screen.say(f"wrote {bold(out)}: {human(written['bytes'])}B, any batch size{checked}")
+    batches = "" if out.suffix == ".pte" else ", any batch size"
+    screen.say(f"wrote {bold(out)}: {human(written['bytes'])}B{batches}{checked}")
+    if int8:
+        screen.say(f"wrote {bold(written['int8'])}: {human(written['int8_bytes'])}B")
+    for line in written.get("notes", []):
+        screen.warn(line)
+    if DEPLOYMENT in written:
+        screen.say("", table(HEADINGS, step_texts(written[DEPLOYMENT])))
+
+
+def _write(network: Network, out: Path, tolerance: float) -> dict[str, Any]:
+    if out.suffix == ".onnx":
+        return {"error": export_onnx(network.model, network.example, out, tolerance)}
+    if out.suffix == ".xml":
+        return {"error": export_openvino(network.model, network.example, out, tolerance)}
+    if out.suffix == ".pte":
+        export_executorch(network.model, network.example, out)
+    else:
+        export_program(network.model, network.example, out)
+    return {}
+
+
+@own_randomness()
+def _steps(
+    screen: Screen,
+    network: Network,
+    out: Path,
+    int8: bool,
+    compiled: bool,
+    threads: int | None,
+    seed: int,
+) -> dict[str, Any]:
+    """The file in int8, and what every step from the original network on gives."""
+    made: dict[str, Any] = {}
+    before = _before(network)
+    first = network if before is None else before
+    fresh = FreshInputs(first.model, first.example, seed)
+    name = "original" if before is None else "slim"
+    models = {"original": first.model} | ({} if before is None else {"slim": network.model})
+    files = {name: out}
+    if int8:
+        files["int8"] = out.with_suffix(".int8.onnx")
+        with screen.stage("quantising"):
+            quantise_onnx(out, files["int8"], list(fresh.collection().batches))
+        made |= {"int8": str(files["int8"]), "int8_bytes": files["int8"].stat().st_size}
+    with screen.stage("timing every step"), noting() as notes, TemporaryDirectory() as folder:
+        if before is not None:
+            files = {"original": _onnx(first, Path(folder))} | files
+        told = Forecaster(first.model, fresh.forecasting)
+        rows = measure_steps(
+            models, files, network.example, told, compiled=compiled, threads=threads
+        )
+    return made | {DEPLOYMENT: [row.to_dict() for row in rows], "notes": list(notes)}
+
+
+def _onnx(network: Network, folder: Path) -> Path:
+    export_onnx(network.model, network.example, folder / "original.onnx")
+    return folder / "original.onnx"
+
+
+def _before(network: Network) -> Network | None:
+    """The network that a directory of `lbyl compress` was made from, where it can be built."""
+    known = (origin(network) or {}).get("network") or {}
+    name, weights = str(known.get("name", "")), known.get("weights")
+    source, inner = source_of(name)
+    if source is None or not source.from_plan or weights is None:
+        return None
+    own = None if weights == inner else weights  # of a file that is the network and its weights
+    try:
+        return resolve(name, own, known.get("input_shape"), known.get("classes"))
+    except LbylError:  # its weights are no longer there
+        return None

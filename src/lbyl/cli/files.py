@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -15,17 +16,40 @@ from torch import nn
 from lbyl import LbylError, Plan, Prepared, Result
 from lbyl.cli.screen import Screen
 from lbyl.configs import CONFIG, TIMM, carry, timm_text, why_not
-from lbyl.export import export_onnx
+from lbyl.deploy import measure_steps, quantise_onnx
+from lbyl.export import check_executorch, check_onnx, export_executorch, export_onnx
 from lbyl.latency import Timing
 from lbyl.models import Network
 from lbyl.models.sources import source_of
 from lbyl.models.yolo import WORKFLOW, is_ultralytics, write_yolo
 from lbyl.report import gather, write_report
 from lbyl.storage import PLAN, plan_document, write_network
+from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.files import read_json, whole_directory, write_json
 
-REPORT, ONNX, SHOWN = "report.html", "model.onnx", "report.json"
-OPTIONAL = (REPORT, SHOWN, ONNX, f"{ONNX}.data")
+REPORT, SHOWN = "report.html", "report.json"
+ONNX, INT8, EXECUTORCH = "model.onnx", "model.int8.onnx", "model.pte"
+OPTIONAL = (REPORT, SHOWN, ONNX, f"{ONNX}.data", INT8, EXECUTORCH)
+
+
+@dataclass(frozen=True)
+class Runtimes:
+    """What a network is written for besides PyTorch."""
+
+    onnx: bool = False
+    int8: bool = False
+    executorch: bool = False
+
+    def check(self) -> None:
+        """That what is needed for it is installed."""
+        if self.onnx:
+            check_onnx()
+        if self.executorch:
+            check_executorch()
+
+
+PYTORCH = Runtimes()
+DEPLOYMENT = "deployment"  # under which plan.json has the table of steps
 
 
 @dataclass(frozen=True)
@@ -39,18 +63,18 @@ class Package:
     times: dict[str, Timing] | None = None  # of the original and the slim network
 
     def write(
-        self, screen: Screen, out: Path, onnx: bool = False, report: bool = True
+        self, screen: Screen, out: Path, runtimes: Runtimes = PYTORCH, report: bool = True
     ) -> dict[str, Any]:
         """Write it; what an earlier run wrote is replaced, or removed where it is out of date."""
         written: dict[str, Any] = {"out": str(out), "notes": []}
         with whole_directory(out, last=PLAN) as folder:
             with screen.stage("writing weights and plan"):
                 weights = self._network(folder, written)
-                write_json(folder / PLAN, self.document())
-            if onnx:
-                written["onnx_error"] = self._onnx(screen, folder / ONNX)
+            written |= self._exports(screen, folder, runtimes, written)
+            document = self.document() | {k: v for k, v in written.items() if k == DEPLOYMENT}
+            write_json(folder / PLAN, document)
             if report:
-                written["notes"] += self._report(screen, folder / REPORT, out)
+                written["notes"] += self._report(screen, folder / REPORT, out, document)
             files = [n for n in (*weights, PLAN, *OPTIONAL) if (folder / n).is_file()]
         for name in set(OPTIONAL) - set(files):  # of an earlier run: out of date
             (out / name).unlink(missing_ok=True)
@@ -106,17 +130,45 @@ class Package:
             extra["latency"] = {name: timing.median for name, timing in self.times.items()}
         return document | extra
 
-    def _onnx(self, screen: Screen, path: Path) -> float:
-        with screen.stage("exporting to ONNX and checking it"):
-            return export_onnx(self.result.model, self.network.example, path)
+    def _exports(
+        self, screen: Screen, folder: Path, runtimes: Runtimes, written: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The network for other runtimes, and with int8 what every step gives."""
+        made: dict[str, Any] = {}
+        slim, example = self.result.model, self.network.example
+        if runtimes.onnx:
+            with screen.stage("exporting to ONNX and checking it"):
+                made["onnx_error"] = export_onnx(slim, example, folder / ONNX)
+        if runtimes.executorch:
+            with screen.stage("exporting to ExecuTorch"):
+                export_executorch(slim, example, folder / EXECUTORCH)
+        if runtimes.int8:
+            with screen.stage("quantising"):
+                seen = self.prepared.own or self.prepared.fresh.collection()
+                quantise_onnx(folder / ONNX, folder / INT8, list(seen.batches))
+            with screen.stage("timing every step"), noting() as notes:
+                made[DEPLOYMENT] = self._steps(folder)
+            made["notes"] = [*written["notes"], *notes]
+        return made
 
-    def _report(self, screen: Screen, path: Path, out: Path) -> list[str]:
+    def _steps(self, folder: Path) -> list[dict[str, Any]]:
+        """What every step gives, from the original network in PyTorch to int8."""
+        original, example = self.network.model, self.network.example
+        models = {"original": original, "slim": self.result.model}
+        with TemporaryDirectory() as place:
+            first = Path(place) / "original.onnx"
+            export_onnx(original, example, first)
+            files = {"original": first, "slim": folder / ONNX, "int8": folder / INT8}
+            steps = measure_steps(models, files, example, self.prepared.judges.forecaster)
+        return [step.to_dict() for step in steps]
+
+    def _report(self, screen: Screen, path: Path, out: Path, document: dict[str, Any]) -> list[str]:
         if not importlib.util.find_spec("jinja2"):
             return ["no report.html: it needs jinja2 (pip install 'lbyl[report]')"]
         with screen.stage("writing the report"):
             shown = gather(self.prepared, self.result)
             write_json(path.with_name(SHOWN), shown)
-            page(self.document(), self.told, path, shown, loading(self.named, str(out)))
+            page(document, self.told, path, shown, loading(self.named, str(out)))
         return []
 
 
@@ -135,6 +187,7 @@ def page(
         path,
         accuracy=document.get("accuracy"),
         latency=milliseconds(document.get("latency")),
+        deployment=document.get(DEPLOYMENT),
         comparison=comparison,
         command="\n".join(filter(None, commands)) or None,
         loader="\n".join(lines),

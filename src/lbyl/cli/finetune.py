@@ -10,7 +10,7 @@ import torch
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.files import command, origin
+from lbyl.cli.files import DEPLOYMENT, command, origin
 from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import build, check_writable, load_images, measure
 from lbyl.data import ImageSet
@@ -142,7 +142,7 @@ def trained(
     document: dict[str, Any], history: dict[str, Any], accuracy: float | None
 ) -> dict[str, Any]:
     """plan.json of a network that was trained since: what was measured of it holds no longer."""
-    made = {k: v for k, v in document.items() if k not in ("accuracy", "latency")}
+    made = {k: v for k, v in document.items() if k not in ("accuracy", "latency", DEPLOYMENT)}
     epochs = counted(len(history.get("epochs", [])), "epoch")
     result = {**document.get("result", {}), "forecast": None}
     commands = [*document.get("earlier", []), document.get("command")]

@@ -17,7 +17,7 @@ from lbyl.planning.budget import Budget
 from lbyl.sweep import Engine, Point, Setting, Store, Subject, points
 from lbyl.sweep import sweep as run
 from lbyl.sweep.grid import RATIO
-from lbyl.torchkit.format import counted, human
+from lbyl.torchkit.format import counted, human, percent
 
 WEIGHTS = "Weights of each network, in the same order (may be repeated); none for none."
 CLUSTER = (
@@ -190,7 +190,9 @@ def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]
     measured = any(row["accuracy"] is not None for row in rows)
     timed = any(row["latency"] is not None for row in rows)
     columns = ["network", "method", "criterion", "amount", "seed", "MACs", "parameters"]
-    columns += (["accuracy"] if measured else []) + ["divergence"] + (["time"] if timed else [])
+    told = any(row.get("kept") is not None for row in rows)
+    columns += (["accuracy"] if measured else []) + (["keeps about"] if told else ["agrees"])
+    columns += ["divergence"] + (["time"] if timed else [])
     order = {str(point): i for i, point in enumerate(grid)}
     lines = []
     for row in sorted((r for r in rows if not r["failed"]), key=lambda r: _place(r, order)):
@@ -199,6 +201,7 @@ def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]
         line += [f"{row['kind']} {row['amount']:g}", str(row["seed"])]
         line += [human(row["macs"]), human(row["parameters"])]
         line += [f"{row['accuracy']:.2f} %"] if measured else []
+        line += [_keeps(row) if told else percent(row.get("agreement"))]
         line += [f"{row['divergence']:.3g}"]
         line += [f"{1e3 * row['latency']:.2f} ms"] if timed else []
         lines.append(line)
@@ -207,6 +210,13 @@ def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]
         if row["failed"]:
             screen.warn(f"{row['command']}: {row['failed']}")
     screen.say(f"wrote {bold(out)}; the trade-off: [cyan]lbyl report {plain(str(out))}[/]")
+
+
+def _keeps(row: dict[str, Any]) -> str:
+    """The forecast with its bounds, where there is one."""
+    if row.get("kept") is None:
+        return "–"
+    return f"{percent(row['kept'])} ({percent(row['kept_low'])}–{percent(row['kept_high'])})"
 
 
 def _place(row: dict[str, Any], order: dict[str, int]) -> tuple[int, int]:

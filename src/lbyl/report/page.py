@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lbyl import __version__
+from lbyl.deploy import HEADINGS, step_texts
 from lbyl.errors import LbylError
 from lbyl.report import numbers
 from lbyl.report.charts import Chart, error_chart, kept_chart, looks, ratio_chart, series_names
@@ -55,6 +56,7 @@ def write_report(
     errors: Mapping[str, Rows] | None = None,
     delivery: Mapping[str, Any] | None = None,
     latency: Mapping[str, Any] | None = None,
+    deployment: Rows | None = None,
     command: str | None = None,
     loader: str | None = None,
     afterwards: str | None = None,
@@ -65,7 +67,8 @@ def write_report(
     `accuracy` gives percentages by name, "original" and "slim" first of all. `comparison` has a
     row for every method, criterion and ratio with its "accuracy" or predicted "error". `errors`
     and `delivery` are what `lbyl.report.gather` computes. `latency` gives milliseconds "before"
-    and "after", and whatever else should be said of how they were measured. `loader` are lines
+    and "after", and whatever else should be said of how they were measured; `deployment` are rows
+    of `lbyl.deploy.measure_steps`, a runtime each. `loader` are lines
     that load the saved result with this package; a program without it is always shown.
     `afterwards` says what was done to the network since, `inputs` is a picture (PNG in base64) of
     what the networks were compared on.
@@ -81,6 +84,8 @@ def write_report(
         afterwards=afterwards,
         inputs=_base64(inputs),
         cards=_cards(result, accuracy or {}, latency or {}, own),
+        headings=HEADINGS,
+        deployment=step_texts(deployment or ()),
         accuracies=_accuracies(accuracy or {}),
         rows=own,
         columns={k: v for k, v in COLUMNS.items() if any(row[k] is not None for row in own)},

@@ -27,7 +27,7 @@ class Trial:
     row: Mapping[str, Any]
     name: str  # of its method, and criterion where there are several
     costs: Mapping[str, float]
-    value: float  # accuracy in per cent, or divergence
+    value: float  # accuracy or what is kept of it, in per cent, or divergence
 
     @property
     def label(self) -> str:
@@ -59,18 +59,17 @@ def write_tradeoff(rows: Rows, path: str | Path) -> Path:
 
 def _network(index: int, name: tuple[str, str | None], rows: Rows) -> dict[str, Any]:
     own = [row for row in rows if (row["model"], row.get("weights")) == name]
-    measured = all(finite(row.get("accuracy")) is not None for row in own)
-    key = "accuracy" if measured else "divergence"
+    key, title, larger = _axis(own)
     trials = _trials(own, key)
-    title = "Accuracy, %" if measured else "Divergence from the original"
     kinds = [cost for cost in COSTS if trials and all(cost in t.costs for t in trials)]
-    fronts = {cost: pareto([(t.costs[cost], t.value) for t in trials], measured) for cost in kinds}
-    original = finite(own[0].get("accuracy_before")) if measured else None
+    fronts = {cost: pareto([(t.costs[cost], t.value) for t in trials], larger) for cost in kinds}
+    original = finite(own[0].get("accuracy_before")) if key == "accuracy" else None
     return {
         "id": f"network-{index}",
         "name": name[0],
         "weights": name[1],
-        "measured": measured,
+        "key": key,
+        "title": title,
         "methods": looks(list(dict.fromkeys(t.name for t in trials))),
         "charts": [_chart(cost, title, trials, fronts[cost], original) for cost in kinds],
         "costs": {cost: COSTS[cost] for cost in kinds},
@@ -79,6 +78,19 @@ def _network(index: int, name: tuple[str, str | None], rows: Rows) -> dict[str, 
             for i, t in enumerate(trials)
         ],
     }
+
+
+def _axis(rows: Rows) -> tuple[str, str, bool]:
+    """What is drawn: the best that is known of all rows, and whether more of it is better."""
+
+    def known(key: str) -> bool:
+        return all(finite(row.get(key)) is not None for row in rows)
+
+    if known("accuracy"):
+        return "accuracy", "Accuracy, %", True
+    if known("kept"):
+        return "kept", "Accuracy kept as forecast, %", True
+    return "divergence", "Divergence from the original", False
 
 
 def _trials(rows: Rows, key: str) -> list[Trial]:
@@ -92,6 +104,7 @@ def _trials(rows: Rows, key: str) -> list[Trial]:
             if now is not None and before:
                 costs[cost] = now / before
         if value is not None:
+            value *= 100 if key == "kept" else 1
             made.append(Trial(row, name, costs, value))
     return sorted(made, key=lambda trial: trial.costs.get("macs", 1.0))
 

@@ -16,12 +16,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from lbyl.graph.watch import Watch
 from lbyl.inputs.writing import scores_of
+from lbyl.restoring.scratch import Scratch
+from lbyl.restoring.side_by_side import CannotBeSplit, Values, rows_of, run_side_by_side
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
 
 SCORES = 1 << 25  # of a vocabulary's scores, which are many, so many are kept
+ALIKE = 0.02  # by which a divergence may differ with the size of the batch, relatively
+TOGETHER = 64  # variants that run at once, of inputs no larger in all
+AT_ONCE = {"cpu": 3 << 19}  # than so many numbers, or
+AT_ONCE_ELSEWHERE = 3 << 23
 FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
 
 
@@ -61,8 +68,46 @@ class Divergence:
         mean = sum(logs) / len(logs)
         return math.exp(mean) if math.isfinite(mean) else math.inf
 
+    def of_variants(self, variants: Sequence[Values]) -> list[float] | None:
+        """The divergence of each variant of `model`, run together; None where they cannot be.
+
+        The first is run alone too: where that differs, rows of a batch are not what they seem.
+        """
+        if list(self.by_batch) != [False] or len(variants) < 3:
+            return None
+        try:
+            made = self._side_by_side(variants)
+        except Exception:  # whatever the network says to a larger batch
+            return None
+        found = [self._between(self._outputs[False], one, False) for one in made]
+        with Scratch(self.model).holding(variants[0]) as first:
+            alone = self._between(self._outputs[False], self._of(first, False), False)
+        return found if abs(found[0] - alone) <= ALIKE * alone + FLOOR else None
+
+    def _side_by_side(self, variants: Sequence[Values]) -> list[list[list[Tensor]]]:
+        """Outputs of every variant, batch by batch."""
+        made: list[list[list[Tensor]]] = [[] for _ in variants]
+        for batch in self.batches:
+            rows = rows_of(batch)
+            if rows is None:
+                raise CannotBeSplit("inputs of several lengths")
+            first = max(tree_flatten(batch)[0], key=Tensor.numel)
+            limit = AT_ONCE.get(first.device.type, AT_ONCE_ELSEWHERE)
+            together = max(1, min(TOGETHER, limit // max(1, first.numel())))
+            for start in range(0, len(variants), together):
+                some = variants[start : start + together]
+                out = run_side_by_side(self.model, some, batch, rows)
+                parts = compared(out, len(some), self.vocabulary, len(self.batches))
+                for one, part in zip(made[start:], parts):
+                    one.append(part)
+        return made
+
     def _one(self, slim: nn.Module, way: bool) -> float:
-        teacher, student = self._outputs[way], self._of(slim, way)
+        return self._between(self._outputs[way], self._of(slim, way), way)
+
+    def _between(
+        self, teacher: list[list[Tensor]], student: list[list[Tensor]], way: bool
+    ) -> float:
         alike = [x.shape for out in teacher for x in out] == [x.shape for o in student for x in o]
         if alike and all(is_answer(out) for out in teacher):
             temperature = self._temperatures[way]
@@ -80,12 +125,22 @@ def outputs(
     """Every floating output of every batch, in float64; of a `vocabulary` only its scores."""
     made = []
     for _, out in answers(model, batches, by_batch):
-        scores = None if vocabulary is None else scores_of(out, vocabulary)
-        if scores is not None:
-            made.append([thinned(scores.flatten(0, 1), SCORES // len(batches)).double()])
-            continue
-        made.append(numbers_in(out))
+        made += compared(out, 1, vocabulary, len(batches))
     return made
+
+
+def compared(
+    out: Any, variants: int, vocabulary: int | None = None, batches: int = 1
+) -> list[list[Tensor]]:
+    """What is compared of an output, for each of several variants that ran together."""
+    scores = None if vocabulary is None else scores_of(out, vocabulary)
+    found = numbers_in(out) if scores is None else [scores]
+    if variants > 1 and any(len(x) % variants for x in found):
+        raise CannotBeSplit("an output that is not one for each example")
+    parts = [list(some) for some in zip(*(x.tensor_split(variants) for x in found))]
+    if scores is None:
+        return parts or [[]]
+    return [[thinned(x.flatten(0, 1), SCORES // batches).double() for x in some] for some in parts]
 
 
 @torch.no_grad()

@@ -32,6 +32,10 @@ COLUMNS = {
     "macs": "INTEGER",
     "accuracy": "REAL",
     "divergence": "REAL",
+    "agreement": "REAL",
+    "kept": "REAL",  # of the accuracy, as forecast
+    "kept_low": "REAL",
+    "kept_high": "REAL",
     "latency": "REAL",
     "parameters_before": "INTEGER",
     "macs_before": "INTEGER",
@@ -81,6 +85,10 @@ class Store:
             connection.execute(f"PRAGMA user_version={VERSION}")
             columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
             connection.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
+            there = self._columns()
+            for name, kind in COLUMNS.items():
+                if name not in there:  # an older sweep, which goes on
+                    connection.execute(f"ALTER TABLE rows ADD COLUMN {name} {kind}")
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS originals (key TEXT PRIMARY KEY, figures TEXT NOT NULL)"
             )
@@ -118,9 +126,14 @@ class Store:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows as plain data, in the order they were finished."""
-        names = ["key", *COLUMNS]
+        names = ["key", *(name for name in COLUMNS if name in self._columns())]
         statement = f"SELECT {', '.join(names)} FROM rows ORDER BY finished, key"
-        return [dict(zip(names, row)) for row in self._connection.execute(statement)]
+        absent: dict[str, Any] = dict.fromkeys(["key", *COLUMNS])
+        return [absent | dict(zip(names, row)) for row in self._connection.execute(statement)]
+
+    def _columns(self) -> set[str]:
+        """Those that the file has: fewer where an older version wrote it."""
+        return {row[1] for row in self._connection.execute("PRAGMA table_info(rows)")}
 
     def close(self) -> None:
         self._connection.close()

@@ -130,6 +130,10 @@ def _figures(point: Point, setting: Setting, statistics: str | None) -> dict[str
         "accuracy": _accuracy(network, result.model, setting),
         "divergence": prepared.judges.whole(result.model),
     }
+    told = result.forecast
+    if told is not None:
+        figures |= {"agreement": told.agreement, "kept": told.kept}
+        figures |= {"kept_low": told.low, "kept_high": told.high}
     if setting.time:  # in turns, so that a busy machine slows both
         models = {"original": network.model, "slim": result.model}
         timed = compare(models, network.example, device_of(network.model))

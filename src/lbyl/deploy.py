@@ -1,0 +1,276 @@
+"""From a network to what runs it elsewhere: widths a target likes, int8, and a table of it all.
+
+int8 is ONNX Runtime's static quantisation. It needs inputs to see how large activations become;
+the data-free ones that statistics are collected on serve. What a step keeps is asked as always:
+how many answers equal the original's, on inputs that nothing was fitted on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from lbyl.errors import LbylError
+from lbyl.export import check_onnx, onnx_feed, onnx_session, silence
+from lbyl.latency import Timing, running, take_turns
+from lbyl.restoring.forecast import Forecaster
+from lbyl.torchkit.fallbacks import note
+from lbyl.torchkit.files import whole_file
+from lbyl.torchkit.format import first_line, human, percent
+from lbyl.torchkit.run import Inputs, call_model, call_on_these, device_of
+from lbyl.torchkit.tensors import tensors
+
+CALIBRATED, AT_ONCE = 128, 16  # inputs that ranges are measured on, and how many run together
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a network is made smaller for."""
+
+    multiple_of: int
+    writes: str  # "onnx" or "executorch"
+    why: str
+
+
+TARGETS = {
+    "onnx-cpu": Target(8, "onnx", "ONNX Runtime works on blocks of eight channels"),
+    "tensorrt": Target(16, "onnx", "tensor cores take 8 channels in float16, 16 in int8"),
+    "executorch": Target(8, "executorch", "XNNPACK works on blocks of eight channels"),
+}
+
+
+def target_of(name: str) -> Target:
+    """A target by name."""
+    if name not in TARGETS:
+        raise LbylError(f"target {name!r}: the known ones are {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+# -------------------------------------------------------------------------------------------- int8
+
+
+def quantise_onnx(path: str | Path, out: str | Path, inputs: Sequence[Inputs]) -> Path:
+    """Write the ONNX file `path` in int8: weights by channel, activations by their range.
+
+    The range is the one on the first of `inputs`; scales and zero points stay in the graph beside
+    the operations (QDQ), so that every runtime that knows them can fuse them.
+    """
+    check_onnx()
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    out, session = Path(out), onnx_session(Path(path))
+    with whole_file(out) as temporary, silence(), _quiet():
+        ready = temporary.with_name("prepared.onnx")
+        try:
+            quant_pre_process(str(path), str(ready), skip_symbolic_shape=True)
+            quantization.quantize_static(
+                str(ready),
+                str(temporary),
+                _reader(quantization.CalibrationDataReader, session, inputs),
+                quant_format=quantization.QuantFormat.QDQ,
+                activation_type=quantization.QuantType.QInt8,
+                weight_type=quantization.QuantType.QInt8,
+                per_channel=True,
+            )
+        except Exception as error:  # the quantiser raises many unrelated types
+            raise LbylError(f"{path} has no int8 form: {first_line(error)}") from error
+        finally:
+            ready.unlink(missing_ok=True)
+    return out
+
+
+def _reader(base: Any, session: Any, inputs: Sequence[Inputs]) -> Any:
+    """The inputs as the quantiser asks for them, one feed after the other."""
+    feeds = (onnx_feed(session, batch) for batch in _slices(inputs))
+    return type("Inputs", (base,), {"get_next": lambda self: next(feeds, None)})()
+
+
+def _slices(inputs: Sequence[Inputs]) -> Iterator[Inputs]:
+    """The first of the inputs, few at once: every activation of a batch is held."""
+    given = 0
+    for batch in inputs:
+        size = next((len(x) for x in _tensors(batch) if x.dim()), 0)
+        for start in range(0, size, AT_ONCE):
+            if given >= CALIBRATED:
+                return
+            stop = min(start + AT_ONCE, start + CALIBRATED - given, size)
+            given += stop - start
+            yield tree_map_only(Tensor, lambda x: _rows(x, start, stop, size), batch)  # noqa: B023
+
+
+def _rows(x: Tensor, start: int, stop: int, size: int) -> Tensor:
+    return x[start:stop].contiguous() if x.dim() and len(x) == size else x
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, Tensor)]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The quantiser gives advice by the root's logger."""
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+
+
+class OnnxNetwork(nn.Module):
+    """An ONNX file as a network, to compare it with others; its outputs are a list of tensors."""
+
+    def __init__(self, path: Path, threads: int | None = None) -> None:
+        super().__init__()
+        self.session = onnx_session(path, threads)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = kwargs or args
+        made = self.session.run(None, onnx_feed(self.session, given))
+        device = next((x.device for x in _tensors(given)), None)
+        outputs = [torch.from_numpy(x).to(device) for x in made]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+# -------------------------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Step:
+    """One network in one runtime: how large, how quick, how much like the original."""
+
+    network: str  # "original", "slim" or "int8"
+    runtime: str
+    bytes: int
+    timing: Timing
+    agreement: float | None  # with the original; None where outputs are no answers
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, times in seconds."""
+        low, high = self.timing.quartiles
+        times = {"median": self.timing.median, "low": low, "high": high}
+        named = {"network": self.network, "runtime": self.runtime, "bytes": self.bytes}
+        return {**named, **times, "agreement": self.agreement}
+
+
+HEADINGS = ("one input on this CPU", "size", "median", "quartiles", "agrees")
+
+
+def step_texts(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of `Step.to_dict` as they are shown, under `HEADINGS`."""
+    try:
+        return [
+            [
+                f"{step['network']}, {step['runtime']}",
+                f"{human(step['bytes'])}B",
+                f"{1e3 * step['median']:.2f} ms",
+                f"{1e3 * step['low']:.2f}–{1e3 * step['high']:.2f}",
+                percent(step["agreement"]),
+            ]
+            for step in steps
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise LbylError(f"the table of steps is damaged: {first_line(error)}") from error
+
+
+def measure_steps(
+    models: Mapping[str, nn.Module],
+    files: Mapping[str, Path],
+    example_inputs: Inputs,
+    forecaster: Forecaster,
+    *,
+    compiled: bool = False,
+    repeats: int = 20,
+    threads: int | None = None,
+) -> list[Step]:
+    """A row for every network in every runtime, timed on the CPU, all of them in turns.
+
+    `models` are networks of PyTorch and `files` ONNX files, by the same names. Those named alike
+    compute the same, so their answers are compared with the original's once.
+    """
+    home = {name: device_of(model) for name, model in models.items()}
+    inputs = tree_map_only(Tensor, lambda x: x.cpu(), example_inputs)
+    agreements = _agreements(models, files, forecaster, threads)
+    with ExitStack() as stack:
+        for name, model in models.items():
+            stack.callback(model.to, home[name])
+            model.to("cpu")
+        runners: dict[tuple[str, str], Callable[[], object]] = {}
+        stack.enter_context(running(models.values(), threads))
+        for name, model in models.items():
+            runners[name, "PyTorch"] = _call(model, inputs)
+            quick = _compiled(model, inputs, name) if compiled else None
+            if quick is not None:
+                runners[name, "compiled"] = _call(quick, inputs)
+        for name, path in files.items():
+            runners[name, "ONNX Runtime"] = _session_run(path, inputs, threads)
+        timed = take_turns(runners, torch.device("cpu"), repeats)
+    return [
+        Step(name, runtime, _size(models, files, name, runtime), timing, agreements[name])
+        for (name, runtime), timing in timed.items()
+    ]
+
+
+def _agreements(
+    models: Mapping[str, nn.Module],
+    files: Mapping[str, Path],
+    forecaster: Forecaster,
+    threads: int | None,
+) -> dict[str, float | None]:
+    alike = replace(forecaster, by_batch=False)  # no BatchNorm of an ONNX file can be looked at
+    found: dict[str, float | None] = {}
+    for name in [*models, *(name for name in files if name not in models)]:
+        if models.get(name) is forecaster.model:
+            found[name] = 1.0
+            continue
+        other = models[name] if name in models else OnnxNetwork(files[name], threads)
+        try:
+            found[name] = alike(other).agreement
+        except Exception as error:  # a runtime may refuse a batch that PyTorch takes
+            note(f"{name}: answers were not compared: {first_line(error)}")
+            found[name] = None
+    return found
+
+
+def _size(
+    models: Mapping[str, nn.Module], files: Mapping[str, Path], name: str, runtime: str
+) -> int:
+    if runtime != "ONNX Runtime":
+        return sum(x.numel() * x.element_size() for x in tensors(models[name]).values())
+    beside = files[name].with_name(files[name].name + ".data")
+    return sum(path.stat().st_size for path in (files[name], beside) if path.is_file())
+
+
+def _call(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
+    return lambda: call_on_these(model, inputs)
+
+
+def _session_run(path: Path, inputs: Inputs, threads: int | None) -> Callable[[], object]:
+    session = onnx_session(path, threads)
+    feed = onnx_feed(session, inputs)
+    return lambda: session.run(None, feed)
+
+
+def _compiled(model: nn.Module, inputs: Inputs, name: str) -> nn.Module | None:
+    """The network as `torch.compile` makes it; None, and a note, where it cannot."""
+    try:
+        quick: Any = torch.compile(copy.deepcopy(model))
+        with silence():
+            call_model(quick, inputs)
+    except Exception as error:  # no compiler, no support, …
+        note(f"{name}: torch.compile failed: {first_line(error)}")
+        return None
+    made: nn.Module = quick
+    return made
