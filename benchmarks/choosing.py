@@ -74,10 +74,13 @@ def measure(case: Case, row: Row) -> Row:
     return {**row, **figures, "t": round(seconds, 1)}
 
 
-def missing(names: list[str], seeds: list[int], known: set[tuple[Any, ...]]) -> Iterator[Row]:
+def missing(
+    names: list[str], seeds: list[int], known: set[tuple[Any, ...]], only: str | None = None
+) -> Iterator[Row]:
     for name in names:
         for seed in seeds:
-            yield from (row for row in wanted(name, seed) if key(row) not in known)
+            rows = (row for row in wanted(name, seed) if only is None or only in row)
+            yield from (row for row in rows if key(row) not in known)
 
 
 def worst(rows: list[Row]) -> list[list[Any]]:
@@ -99,12 +102,14 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--limit", type=int, default=4000)
+    parser.add_argument("--only", choices=("macs", "ratio"), help="rows of budgets, or of ratios")
     options = parser.parse_args()
     path = results_dir() / "choosing.json"
     rows: list[Row] = read_json(path)["rows"] if path.is_file() else []
     seeds = [int(seed) for seed in options.seeds.split(",")]
     case: Case | None = None
-    for row in list(missing(options.networks.split(","), seeds, {key(r) for r in rows})):
+    known = {key(row) for row in rows}
+    for row in list(missing(options.networks.split(","), seeds, known, options.only)):
         if case is None or (case.name, case.seed) != (row["net"], row["seed"]):
             network = load_network(row["net"], options.device)
             images = LabelledImages.of(load_images(row["net"]), network, options.limit)
