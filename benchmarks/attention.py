@@ -49,6 +49,8 @@ ROWS: dict[str, dict[str, dict[str, float]]] = {
         "qk 50 %": {"*:qk": 0.5},
         "heads 25 %": {"*:heads": 0.25},
         "v 50 %": {"*:v": 0.5},
+        "neurons 31 %": {"*mlp*": 0.3125},  # a quarter of the blocks' parameters, as is
+        "stream 25 %": {"*o_proj": 0.25},  # a quarter of the residual stream
     },
     "vit": {
         "neurons 30 %": {"*mlp*": 0.3},
@@ -57,6 +59,7 @@ ROWS: dict[str, dict[str, dict[str, float]]] = {
         "heads 33 %": {"*:heads": 1 / 3},
     },
 }
+STREAM = "stream"  # rows that need residual=True
 LESS = 0.25  # of the parameters of blocks, by budget
 OWN, REAL = "own", "real"
 CALIBRATION = 1024  # real images
@@ -209,9 +212,12 @@ def run(
     figures: dict[str, Any] = {}
     for source, data in sources.items():
         print(f"-- {source}", flush=True)
-        prepared = lbyl.prepare(model, example, include=EVERYTHING, data=data)
+        whole = lbyl.prepare(model, example, include=EVERYTHING, data=data)
         figures[source] = {}
         for name, amount in amounts.items():
+            prepared = whole
+            if STREAM in name:
+                prepared = lbyl.prepare(model, example, residual=True, data=data)
             figures[source] |= rows_of(prepared, {name: amount}, measure, refine)
             store(figures)
     return figures

@@ -1,4 +1,6 @@
-"""Render a percent-cell script as a page: `python examples/render.py` writes docs/tutorial.md.
+"""Render a percent-cell script as a page and a notebook.
+
+`python examples/render.py` writes docs/tutorial.md and examples/tutorial.ipynb.
 
 Cells run one after the other in one namespace; what each prints stands under it.
 """
@@ -7,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT, PAGE = ROOT / "examples" / "tutorial.py", ROOT / "docs" / "tutorial.md"
+NOTEBOOK = SCRIPT.with_suffix(".ipynb")
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,24 @@ def page(outputs: list[tuple[Cell, str]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def notebook(outputs: list[tuple[Cell, str]]) -> dict[str, Any]:
+    """The same as Jupyter has it (nbformat 4.5)."""
+    made: list[dict[str, Any]] = []
+    for number, (cell, printed) in enumerate(outputs):
+        kind = "markdown" if cell.prose else "code"
+        entry: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
+        entry["source"] = cell.text.splitlines(keepends=True)
+        if not cell.prose:
+            text = {"output_type": "stream", "name": "stdout", "text": printed.splitlines(True)}
+            entry |= {"execution_count": None, "outputs": [text] if printed else []}
+        made.append(entry)
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(run(SCRIPT.read_text(encoding="utf-8"))), encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    ran = run(SCRIPT.read_text(encoding="utf-8"))
+    PAGE.write_text(page(ran), encoding="utf-8")
+    NOTEBOOK.write_text(json.dumps(notebook(ran), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)} and {NOTEBOOK.relative_to(ROOT)}")

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Tutorial: half a network, without its data
 #
-# This page is a program, `examples/tutorial.py`, with what it printed. It needs nothing but the
+# This page is a program, `examples/tutorial.py`, with what it printed; `examples/tutorial.ipynb`
+# is the same as a notebook. It needs nothing but the
 # package with its extras `demo` and `report`: a small network for 8×8 handwritten digits comes
 # with it, and scikit-learn brings digits that the network was not trained on. Those are used
 # for *measuring* only; nothing below learns from them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -229,6 +230,28 @@ def test_the_tutorial_page_is_up_to_date(renderer: ModuleType) -> None:
     assert len(cells) > 10
     for cell in cells:
         assert cell.text in text, "run: python examples/render.py"
+
+
+def test_the_notebook_is_the_tutorial(renderer: ModuleType) -> None:
+    told = json.loads(renderer.NOTEBOOK.read_text(encoding="utf-8"))
+    cells = renderer.cells(renderer.SCRIPT.read_text(encoding="utf-8"))
+    kinds = ["markdown" if cell.prose else "code" for cell in cells]
+    assert [cell["cell_type"] for cell in told["cells"]] == kinds
+    assert ["".join(cell["source"]) for cell in told["cells"]] == [cell.text for cell in cells]
+    assert sum(bool(cell.get("outputs")) for cell in told["cells"]) >= 5
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_in_jupyter(renderer: ModuleType) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.read(renderer.NOTEBOOK, as_version=4)
+    nbformat.validate(book)
+    nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute()
+    printed = "".join(
+        output.get("text", "") for cell in book.cells for output in cell.get("outputs", [])
+    )
+    assert "the same outputs: True" in printed
 
 
 def test_every_method_and_criterion_is_explained() -> None:

@@ -272,6 +272,20 @@ class Prepared:
             note(f"no forecast: {first_line(error)}")
             return None
 
+    @own_randomness()
+    def alone(self, plan: Plan, method: str | Method = "echo") -> dict[str, float]:
+        """Unit → how far the network diverges where that unit alone is pruned as planned.
+
+        The larger, the more the unit hurts. Units that a plan leaves whole are not in it.
+        """
+        task = Task.of(plan, None, method, None)
+        plan.check(self.graph)
+        whole = {name: torch.arange(count) for name, count in plan.channels.items()}
+        names = [n for n, kept in plan.kept.items() if len(kept) < plan.channels[n]]
+        plans = (replace(plan, kept={**whole, n: plan.kept[n]}) for n in names)
+        chooser = self._chooser(task, self.needed(task))
+        return dict(zip(names, chooser.rough_scores(plans, len(names)), strict=True))
+
     def _check_prunable(self) -> None:
         if not self.graph.units:
             own = (NOT_INCLUDED, EXCLUDED)  # what the caller asked for is told first

@@ -6,7 +6,7 @@ statistics are collected once, so that only solves repeat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -208,31 +208,35 @@ class Chooser:
         return self._scores[key]
 
     def _roughly(self, criterion: Criterion | None) -> Callable[[Sequence[Counts]], list[float]]:
-        """The same of several networks, on fewer inputs and without a second pass.
+        """The same of several networks, roughly."""
+
+        def scores(several: Sequence[Counts]) -> list[float]:
+            plans = (self._plan(counts, criterion) for counts in several)
+            return self.rough_scores(plans, len(several))
+
+        return scores
+
+    def rough_scores(self, plans: Iterable[Plan], count: int) -> list[float]:
+        """How far networks diverge, on fewer inputs and without a second pass.
 
         They run side by side where the whole network can stand for the cut ones.
         """
-
-        def scores(several: Sequence[Counts]) -> list[float]:
-            found: list[float | None] = []
-            waiting: dict[int, Mapping[str, Tensor]] = {}
-            for i, counts in enumerate(several):
-                plan = self._plan(counts, criterion)
-                values = silencing(self.model, self.graph, plan, self.task.method, self.statistics)
-                found.append(self._cut_score(plan) if values is None else None)
-                if values is not None:
-                    waiting[i] = values
-                size = sum(v.numel() for held in waiting.values() for v in held.values())
-                if size > HELD or i == len(several) - 1:
-                    variants = list(waiting.values())
-                    together = self.judges.alone.of_variants(variants)
-                    told = together or [self._silenced(values) for values in variants]
-                    for i, score in zip(waiting, told):
-                        found[i] = score
-                    waiting.clear()
-            return [agreed(score) for score in found if score is not None]
-
-        return scores
+        found: list[float | None] = []
+        waiting: dict[int, Mapping[str, Tensor]] = {}
+        for i, plan in enumerate(plans):
+            values = silencing(self.model, self.graph, plan, self.task.method, self.statistics)
+            found.append(self._cut_score(plan) if values is None else None)
+            if values is not None:
+                waiting[i] = values
+            size = sum(v.numel() for held in waiting.values() for v in held.values())
+            if size > HELD or i == count - 1:
+                variants = list(waiting.values())
+                together = self.judges.alone.of_variants(variants)
+                told = together or [self._silenced(values) for values in variants]
+                for i, score in zip(waiting, told):
+                    found[i] = score
+                waiting.clear()
+        return [agreed(score) for score in found if score is not None]
 
     def _silenced(self, values: Mapping[str, Tensor]) -> float:
         with self.judges.scratch.holding(values) as silenced:

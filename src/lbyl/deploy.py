@@ -165,7 +165,7 @@ class Step:
         return {**named, **times, "agreement": self.agreement}
 
 
-HEADINGS = ("one input on this CPU", "size", "median", "quartiles", "agrees")
+HEADINGS = ("one input on this CPU", "size", "agrees", "median", "quartiles")
 
 
 def step_texts(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -175,9 +175,9 @@ def step_texts(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             [
                 f"{step['network']}, {step['runtime']}",
                 f"{human(step['bytes'])}B",
+                percent(step["agreement"]),
                 f"{1e3 * step['median']:.2f} ms",
                 f"{1e3 * step['low']:.2f}–{1e3 * step['high']:.2f}",
-                percent(step["agreement"]),
             ]
             for step in steps
         ]

@@ -189,6 +189,26 @@ def test_gather_compares_methods_under_one_plan(digits: Any) -> None:
     assert json.loads(json.dumps(gathered)) == gathered  # to write the same report again
 
 
+def test_the_layers_that_hurt_most_and_the_next_step_are_told(digits: Any, tmp_path: Path) -> None:
+    prepared, _, result = digits
+    mild = prepared.alone(prepared.plan({"stem.0": 0.1, "plain1.0": 0.8}, criterion="l2"))
+    assert mild.keys() == {"stem.0", "plain1.0"} and 0 < mild["stem.0"] < mild["plain1.0"]
+    gathered = gather(prepared, result, ())
+    assert gathered["alone"].keys() == {row.unit for row in result.rows}
+    further = gathered["further"]
+    assert 0 < further["macs"] < result.after.macs
+    assert further["kept"] < result.forecast.kept
+    text = Page(write_report(result, tmp_path / "r.html", **gathered).read_text("utf-8")).text
+    listed = text[text.index("Which layers hurt most") : text.index("What the next step")]
+    worst = sorted(gathered["alone"], key=lambda unit: -gathered["alone"][unit])
+    places = [listed.index(unit) for unit in worst]
+    assert places == sorted(places)
+    assert "of the accuracy forecast to be kept instead of" in text
+    hostile = {"alone": {"stem.0": float("nan")}, "further": {"macs": "many"}}
+    text = write_report(result, tmp_path / "r.html", **hostile).read_text("utf-8")
+    assert "Which layers hurt most" not in text and "next step" not in text
+
+
 def test_what_is_not_one_matrix_has_no_residual(digits: Any) -> None:
     prepared, _, result = digits
     for row, own in zip(gather(prepared, result, ())["errors"]["echo"], result.rows):

@@ -53,6 +53,17 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class ChannelNorm:
+    """A norm over channels (LayerNorm, RMSNorm) that may lose some of them, and who reads it."""
+
+    name: str
+    weight: str
+    bias: str | None
+    centred: bool  # whether it takes the mean of the channels away, too
+    consumers: tuple[str, ...]  # layers that read what it gives
+
+
+@dataclass(frozen=True)
 class Producer:
     """A layer whose filters make the unit's channels."""
 
@@ -186,6 +197,8 @@ class Graph:
     fixed_macs: int = 0
     batch: int = 1
     all_units: tuple[Unit, ...] = field(default=(), repr=False)  # residual ones too, for budgets
+    channel_norms: tuple[ChannelNorm, ...] = field(default=(), repr=False)
+    tables: frozenset[str] = field(default=frozenset(), repr=False)  # of embeddings, by column
 
     @classmethod
     def empty(cls, unprunable: Mapping[str, str]) -> Graph:

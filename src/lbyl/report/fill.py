@@ -17,6 +17,8 @@ from lbyl.api import Prepared
 from lbyl.graph.weights import unit_weights
 from lbyl.inputs.preview import preview
 from lbyl.methods import Method, registry
+from lbyl.planning import criteria
+from lbyl.planning.criteria import Criterion
 from lbyl.planning.plan import Plan
 from lbyl.planning.task import Task
 from lbyl.report.heatmap import pack
@@ -25,6 +27,7 @@ from lbyl.restoring.rewrite import restore
 from lbyl.result import Result
 from lbyl.statistics.moments import Statistics
 
+NEXT = 0.9  # of the channels that stay, after a further step
 SHOWN, LARGEST = 24, 64  # inputs that are drawn, and their side in pixels
 COMPARED = ("none", "neuron-merging", "lbyl", "echo")
 """The methods that are shown side by side unless others are named."""
@@ -56,7 +59,45 @@ def gather(
         else:
             told = consumer_errors(prepared, result.plan, task.method, common)
         errors[name] = _rows(prepared, task.method, pruned, matrices, told, common)
-    return {"errors": errors, "delivery": delivery, "inputs": drawn_inputs(prepared)}
+    return {
+        "errors": errors,
+        "delivery": delivery,
+        "inputs": drawn_inputs(prepared),
+        "alone": harm(prepared, result.plan, own),
+        "further": next_step(prepared, result, own),
+    }
+
+
+def harm(prepared: Prepared, plan: Plan, method: Method) -> dict[str, float]:
+    """Unit → divergence where it alone is pruned; empty where that cannot be asked."""
+    try:
+        return prepared.alone(plan, method)
+    except Exception:  # as the forecast: no inputs can be drawn, or outputs are not comparable
+        return {}
+
+
+def next_step(prepared: Prepared, result: Result, method: Method) -> dict[str, Any] | None:
+    """What comes of pruning a further tenth of the channels that stay, by the same criterion.
+
+    None where that cannot be asked.
+    """
+    ratios = {row.unit: 1 - NEXT * row.kept / row.channels for row in result.rows}
+    try:
+        further = prepared.compress(ratios, criterion=_criterion(result), method=method)
+    except Exception:  # nothing is left to prune, or the plan was the user's own
+        return None
+    told = further.forecast
+    return {
+        "fraction": 1 - NEXT,
+        "parameters": further.after.parameters,
+        "macs": further.after.macs,
+        "kept": None if told is None else told.kept,
+        "agreement": None if told is None else told.agreement,
+    }
+
+
+def _criterion(result: Result) -> Criterion | None:
+    return None if result.criterion is None else criteria.resolve(dict(result.criterion))
 
 
 def drawn_inputs(prepared: Prepared) -> str | None:

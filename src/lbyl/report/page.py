@@ -32,7 +32,11 @@ MEASURES = (
     ("norm", "Size of the delivery ‖s‖", "large coefficients amplify what the filters miss"),
     ("ware", "Reconstruction error (WARE)", "mean relative error of the delivery by channel"),
 )
-COLUMNS = {"error": "error", "residual": "RE", "bias": "BE", "norm": "‖s‖"}
+COLUMNS = {"alone": "harm alone", "error": "error", "residual": "RE", "bias": "BE", "norm": "‖s‖"}
+
+
+WORST = 8  # layers listed as those that hurt most
+FORETOLD = {"kept": "of the accuracy forecast to be kept", "agreement": "of the answers equal"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def write_report(
     loader: str | None = None,
     afterwards: str | None = None,
     inputs: str | None = None,
+    alone: Mapping[str, float] | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one self-contained HTML file about a compression.
 
@@ -71,12 +77,14 @@ def write_report(
     of `lbyl.deploy.measure_steps`, a runtime each. `loader` are lines
     that load the saved result with this package; a program without it is always shown.
     `afterwards` says what was done to the network since, `inputs` is a picture (PNG in base64) of
-    what the networks were compared on.
+    what the networks were compared on. `alone` is how far the network diverges where one unit
+    alone is pruned, `further` what pruning a tenth more would bring; `gather` computes both.
     """
     path = Path(path)
     if path.is_dir():
         raise LbylError(f"{path} is a directory; give the report a file name such as report.html")
-    every = [asdict(row) for row in result.rows]
+    harms = {k: v for k, v in (alone or {}).items() if numbers.finite(v) is not None}
+    every = [{**asdict(row), "alone": harms.get(row.unit)} for row in result.rows]
     own = [row for row in every if row["kept"] < row["channels"]]
     table = dict(errors) if errors else {str(result.method["name"]): own}
     text = page_template("template.html").render(
@@ -84,6 +92,8 @@ def write_report(
         afterwards=afterwards,
         inputs=_base64(inputs),
         cards=_cards(result, accuracy or {}, latency or {}, own),
+        hurting=_hurting(own),
+        further=_further(result, further),
         headings=HEADINGS,
         deployment=step_texts(deployment or ()),
         accuracies=_accuracies(accuracy or {}),
@@ -106,6 +116,34 @@ def write_report(
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
+
+
+def _hurting(rows: Rows) -> list[dict[str, Any]]:
+    """The layers that hurt most when they alone are pruned, the worst first."""
+    known = [row for row in rows if row["alone"] is not None]
+    worst = sorted(known, key=lambda row: -row["alone"])[:WORST]
+    most = max((row["alone"] for row in worst), default=0.0) or 1.0
+    return [{**row, "percent": 100 * row["alone"] / most} for row in worst]
+
+
+def _further(result: Result, further: Mapping[str, Any] | None) -> str | None:
+    """What the next step would bring, as a sentence."""
+    if not isinstance(further, Mapping):
+        return None
+    parts = []
+    for key, noun in (("parameters", "parameters"), ("macs", "MACs")):
+        size = numbers.finite(further.get(key))
+        if size is not None:
+            parts.append(
+                f"{human(int(size))} {noun} instead of {human(getattr(result.after, key))}"
+            )
+    told = {} if result.forecast is None else asdict(result.forecast)
+    for key, what in FORETOLD.items():
+        now, then = numbers.finite(told.get(key)), numbers.finite(further.get(key))
+        if now is not None and then is not None:
+            parts.append(f"{percent(then)} {what} instead of {percent(now)}")
+            break
+    return "; ".join(parts) or None
 
 
 def _base64(text: str | None) -> str | None:

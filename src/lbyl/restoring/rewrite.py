@@ -15,6 +15,7 @@ from lbyl.graph.unit import Axis, Consumer, Graph, Unit
 from lbyl.graph.weights import UnitWeights, as_matrix, from_matrix, unit_weights
 from lbyl.methods.base import Delivery, Method, Rewrite, identity_rows
 from lbyl.planning.plan import Plan
+from lbyl.restoring.channel_norms import corrected_norms
 from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
 from lbyl.restoring.products import rewritten_products
 from lbyl.statistics.moments import Statistics
@@ -85,7 +86,7 @@ def restore(
         note("no channels are merged: mixtures are too large for the model's precision")
         deliveries = {n: _nothing(weights[n], k) for n, k in kept.items() if n in deliveries}
         channel_cut, merged = replace(channel_cut, deliveries=deliveries), {}
-    values |= merged
+    values |= merged | _as_held(corrected_norms(graph, indices, state, statistics), state)
     products = {}
     if method.restores_products and statistics is not None:
         products = _products(graph, kept, statistics, state, indices, values)
@@ -98,6 +99,9 @@ def restore(
         old = as_matrix(state[consumer.weight], consumer)
         rewrite = Rewrite(graph, consumer, old, columns, deliveries, kept, moments)
         with at(consumer.name):
+            if consumer.weight in graph.tables:  # what it takes over would change the table as well
+                written[consumer.name] = Written()
+                continue
             new, shift = _rewritten(method, rewrite)
             changed = {consumer.weight: from_matrix(new, consumer, state[consumer.weight])}
             changed |= _corrected(model, consumer, shift, state, method)
@@ -173,6 +177,8 @@ def silencing(
     weights = unit_weights(graph, model)
     kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
     if method.by_unit or any(graph[n].kind == "qk" for n in kept):
+        return None
+    if graph.channel_norms and any(graph[n].residual for n in kept):
         return None
     deliveries = {
         n: _delivery(method, weights[n], k, statistics)

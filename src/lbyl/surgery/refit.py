@@ -28,6 +28,10 @@ def _refit(module: nn.Module, before: nn.Module) -> None:
         assert isinstance(before, nn.GroupNorm)
         size = before.num_channels // before.num_groups
         module.num_channels, module.num_groups = weight.shape[0], weight.shape[0] // size
+    elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and isinstance(weight, Tensor):
+        module.normalized_shape = tuple(weight.shape)
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = module.weight.shape
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.shape[0]
     elif hasattr(module, "nf") and "Conv1D" in {k.__name__ for k in type(module).__mro__}:

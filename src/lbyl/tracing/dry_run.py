@@ -28,12 +28,14 @@ from lbyl.tracing.rules import propagate
 BAKED = "its size is written into the model's code"
 
 
-def verify(model: nn.Module, inputs: Inputs, graph: Graph, before: Record) -> Graph:
+def verify(
+    model: nn.Module, inputs: Inputs, graph: Graph, before: Record, residual: bool = False
+) -> Graph:
     """The graph less every unit that a trial cut shows cannot be cut.
 
     `before` is the record of the network as it is.
     """
-    trials = Trials(model, inputs, graph, before)
+    trials = Trials(model, inputs, graph, before, residual)
     while trials.graph.units:
         try:
             bad = trials.refuted(trials.graph.units)
@@ -53,6 +55,7 @@ class Trials:
     inputs: Inputs
     graph: Graph
     before: Record  # of the network as it is
+    residual: bool = False  # whether norms and tables may lose channels
 
     def blamed(self, partial: Record) -> set[str]:
         """Units to give up after a trial that failed: those whose channels the failing call read.
@@ -70,7 +73,7 @@ class Trials:
 
     @one_thread()
     def _followed(self, partial: Record) -> Flow:
-        return propagate(Flow(partial, grouped=_grouped(self.graph)))
+        return propagate(Flow(partial, grouped=_grouped(self.graph), residual=self.residual))
 
     @one_thread()
     def _suspects(self, flow: Flow, read: Sequence[int]) -> list[Unit]:
@@ -124,7 +127,16 @@ class Trials:
             slim = cut(self.model, sliced(self.model, indices))
         # What only training runs is heeded already: no unit is left of it.
         grouped = _grouped(self.graph)
-        flow = follow(slim, self.inputs, on, True, grouped, training=False, before=self.before)
+        flow = follow(
+            slim,
+            self.inputs,
+            on,
+            True,
+            grouped,
+            training=False,
+            before=self.before,
+            residual=self.residual,
+        )
         if not flow.record.overcome:
             return _different(self.graph, build(flow, residual=True, least=1), indices, units)
         sure = self._read_alone(flow, flow.record.overcome, units)

@@ -21,10 +21,14 @@ def follow(
     grouped: Collection[str] = (),
     training: bool = True,
     before: Record | None = None,
+    residual: bool = False,
 ) -> Flow:
-    """Record a run and follow its channels; with `training` layers that only training runs too."""
+    """Record a run and follow its channels; with `training` layers that only training runs too.
+
+    `residual` follows them through norms over channels and into tables of embeddings.
+    """
     run = record(model, inputs, on, spare, before=before)
-    flow = propagate(Flow(run, grouped=set(grouped)))
+    flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
     silent = {name for name, _ in model.named_parameters()} - set(flow.record.parameters.values())
     if training and silent and flow.record.ran != "real":
         _heed_training(flow, model, inputs, silent)
@@ -40,7 +44,7 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
         run = record(weightless_copy(model, {}), inputs, flow.record.ran, spare=True, training=True)
     except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
         run = error.record
-    aside = propagate(Flow(run, flow.atoms, grouped=flow.grouped))
+    aside = propagate(Flow(run, flow.atoms, grouped=flow.grouped, residual=flow.residual))
     names = [run.parameters.get(value) for value in run.failed]
     aside.pin_all(run.failed if silent & set(names) else [], "it is read in training only")
     for layer in aside.layers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lbyl.graph.unit import Axis, Consumer, Graph, Layer, Norm, Producer, Unit
+from lbyl.graph.unit import Axis, ChannelNorm, Consumer, Graph, Layer, Norm, Producer, Unit
 from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.labels import Atoms, Flow, Pinned, connected
 
@@ -80,7 +80,35 @@ def build(flow: Flow, residual: bool, least: int = 2) -> Graph:
         tuple(flow.layers),
         tuple(flow.norms),
         flow.fixed_macs,
+        channel_norms=_channel_norms(flow, axes),
+        tables=frozenset(flow.tables),
     )
+
+
+PASSING = """to type_as float half bfloat16 contiguous clone detach dropout view reshape flatten
+unsqueeze squeeze transpose permute expand __getitem__""".split()
+
+
+def _channel_norms(flow: Flow, axes: dict[Axis, Tensor]) -> tuple[ChannelNorm, ...]:
+    """Norms over channels that may go, and the layers that read nothing but what they give."""
+    reading: dict[int, list[str]] = {}
+    for layer in flow.layers:
+        reading.setdefault(layer.call, []).append(layer.name)
+    found: dict[str, ChannelNorm] = {}
+    for weight, bias, centred, value in flow.channel_norms:
+        if (weight, 0) not in axes:
+            continue
+        names: list[str] = []
+        values = [value]
+        for passed in values:  # which grows meanwhile
+            for _, call in flow.users.get(passed, []):
+                names += reading.get(id(call), [])
+                further = call.outputs[:1] if call.op in PASSING else []
+                values += [v for v in further if v not in values]
+        known = found[weight].consumers if weight in found else ()
+        readers = tuple(dict.fromkeys([*known, *names]))
+        found[weight] = ChannelNorm(weight.rpartition(".")[0], weight, bias, centred, readers)
+    return tuple(found.values())
 
 
 def _feedback(flow: Flow, groups: list[list[Layer]]) -> list[bool]:

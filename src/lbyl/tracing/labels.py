@@ -140,6 +140,10 @@ class Flow:
     blank: set[int] = field(default_factory=set)  # values that hold one number everywhere
     accounted: set[tuple[int, int]] = field(default_factory=set)  # (call, matrix) a rule explains
     refused: dict[str, str] = field(default_factory=dict)  # layers that are none → why
+    residual: bool = False  # whether norms and tables may lose channels of the residual stream
+    # Norms over channels: weight, bias, whether centred, and the value that comes out.
+    channel_norms: list[tuple[str, str | None, bool, int]] = field(default_factory=list)
+    tables: set[str] = field(default_factory=set)  # of embeddings, cut by column
     fixed_macs: int = 0  # of products between activations, which pruning here never changes
 
     def shape(self, value: int) -> torch.Size:
@@ -162,6 +166,11 @@ class Flow:
             for value in dict.fromkeys(call.inputs):
                 users.setdefault(value, []).append((index, call))
         return users
+
+    @cached_property
+    def maker(self) -> dict[int, Call]:
+        """The call that made each value."""
+        return {value: call for call in self.record.calls for value in call.outputs}
 
     @cached_property
     def norm_at(self) -> dict[int, Norm]:

@@ -41,7 +41,7 @@ def trace(
     `exclude`. `residual` also offers channels that additions tie across layers.
     """
     check_model(model)
-    flow = follow(model, example_inputs)
+    flow = follow(model, example_inputs, residual=residual)
     graph = build(flow, residual=residual)
     whole = graph if residual else build(flow, residual=True)
     unprunable = {**packed(model), **graph.unprunable}
@@ -49,7 +49,7 @@ def trace(
     graph = replace(graph, batch=batch, all_units=whole.units, unprunable=unprunable)
     ordinary = [p for p in listed(include) if not names_attention(p)]
     graph = select(graph, ordinary, [p for p in listed(exclude) if not names_attention(p)])
-    graph = verify(model, example_inputs, graph, flow.record)
+    graph = verify(model, example_inputs, graph, flow.record, residual)
     if any(names_attention(p) for p in listed(include)):
         graph = offer(model, example_inputs, flow, graph, include)
         graph = without(graph, {u.name: EXCLUDED for u in graph if matches(u.name, exclude)})

@@ -20,7 +20,7 @@ import lbyl
 from lbyl.graph.unit import Graph
 from lbyl.planning.plan import Plan
 from lbyl.restoring.rewrite import restore
-from lbyl.surgery.indices import kept_along, kept_mask
+from lbyl.surgery.indices import kept_along, kept_indices, kept_mask
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.run import call_model
 from lbyl.torchkit.tensors import tensors
@@ -151,6 +151,9 @@ def silenced(model: nn.Module, graph: Graph, plan: Plan) -> nn.Module:
 
 
 def _check_silenced(drawn: Drawn, graph: Graph, plan: Plan, cut: nn.Module) -> None:
+    indices = kept_indices(graph, plan.kept)
+    if any((norm.weight, 0) in indices for norm in graph.channel_norms):
+        return  # a norm over fewer channels is right to first order only
     quiet = silenced(drawn.model, graph, plan)
     off = distance(run(quiet, drawn.inputs), run(cut, drawn.inputs))
     _require(off < EXACT, f"method none equals silencing: it is off by {off:.1e}")

@@ -159,5 +159,12 @@ def attention(flow: Flow, call: Call) -> Sequence[Tensor]:
 
 @rule("embedding")
 def embedding(flow: Flow, call: Call) -> Sequence[Tensor]:
-    """Rows of a table; which of its columns could go is not asked."""
+    """Rows of a table, whose columns are channels; they go only with those of a residual sum."""
+    table, limit = argument(call, 1, "weight"), argument(call, 3, "max_norm")
+    name = _parameter_name(flow, table)
+    if flow.residual and name is not None and limit is None:
+        flow.accounted.add((id(call), table.value))
+        flow.tables.add(name)
+        columns = flow.atoms.axis(name, 1, flow.shape(table.value)[1])
+        return [flow.along(columns, call.outputs[0], len(flow.shape(call.outputs[0])) - 1)]
     return opaque(flow, call, "looks its channels up in a table")

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lbyl.tracing.labels import Flow, same_channels, varying
 from lbyl.tracing.record import Call
-from lbyl.tracing.rules.base import argument, input_of, opaque, rule, value_of
+from lbyl.tracing.rules.base import argument, fixed_outputs, input_of, opaque, rule, value_of
+from lbyl.tracing.rules.normalisation import is_mean_square
 from lbyl.tracing.rules.pointwise import pointwise
 
 POOLING = {
@@ -62,6 +63,8 @@ def reduction(flow: Flow, call: Call) -> Sequence[Tensor]:
     """Dimensions become one number each: those named, or all."""
     if value_of(argument(call, 1, "other")) is not None:  # `torch.max` of two tensors
         return pointwise(flow, call)
+    if call.op == "mean" and is_mean_square(flow, call):
+        return fixed_outputs(flow, call)
     dim = argument(call, 2 if call.op == "norm" else 1, "dim")
     if dim is None or isinstance(dim, bool):  # `var` also takes `unbiased` in that position
         return mixing(flow, call, range(len(flow.shape(input_of(call)))))

@@ -67,10 +67,85 @@ def group_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
 
 @rule("layer_norm", "rms_norm")
 def layer_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
-    """What is normalised together stays together: only channels along other dimensions pass."""
+    """What is normalised together stays together: only channels along other dimensions pass.
+
+    Those of a residual stream may go where a scale takes the correction for the smaller number.
+    """
     shape = argument(call, 1, "normalized_shape")
     labels = flow.of(input_of(call))
     dims = range(labels.dim() - len(shape), labels.dim())
-    if set(dims) & set(varying(labels)):
+    if not set(dims) & set(varying(labels)):
+        return [labels]
+    weight, bias = value_of(argument(call, 2, "weight")), value_of(argument(call, 3, "bias"))
+    if len(shape) != 1 or weight is None or not _takes_scale(flow, labels, weight, bias):
         return opaque(flow, call, "normalises its channels together")
+    names = [None if v is None else flow.record.parameters[v] for v in (weight, bias)]
+    assert names[0] is not None
+    flow.channel_norms.append((names[0], names[1], call.op == "layer_norm", call.outputs[0]))
     return [labels]
+
+
+def _takes_scale(flow: Flow, labels: Tensor, weight: int, bias: int | None) -> bool:
+    """Whether channels of a residual stream are scaled one by one; scale and shift go along."""
+    parameters = [v for v in (weight, bias) if v is not None]
+    plain = varying(labels) == [labels.dim() - 1]
+    if not (flow.residual and plain and all(v in flow.record.parameters for v in parameters)):
+        return False
+    channels = labels.reshape(-1, labels.shape[-1])[0]
+    for value in parameters:
+        flow.atoms.tie(channels, flow.of(value), "it is normalised with fixed ones")
+    return True
+
+
+CASTS = ("to", "type_as", "float", "half", "bfloat16")
+
+
+def is_mean_square(flow: Flow, call: Call) -> bool:
+    """Whether a mean over channels is that of an RMSNorm written out in arithmetic.
+
+    `x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`, scaled by a vector behind it.
+    """
+    square = flow.maker.get(input_of(call))
+    rank = len(flow.shape(input_of(call)))
+    dim = argument(call, 1, "dim")
+    last = [d % rank for d in ([dim] if isinstance(dim, int) else dim or ())] == [rank - 1]
+    if not (flow.residual and last and square is not None and _squares(square)):
+        return False
+    root = _only_reader(flow, _only_reader(flow, call, "add"), "rsqrt")
+    scaled = _only_reader(flow, root, "mul")
+    cast = _only_reader(flow, scaled, *CASTS)
+    weighted = _only_reader(flow, cast or scaled, "mul")
+    if root is None or scaled is None or weighted is None:
+        return False
+    labels = [flow.of(v) for v in scaled.inputs if v not in root.outputs]
+    weights = [v for v in weighted.inputs if v in flow.record.parameters]
+    same = len(labels) == 1 and torch.equal(labels[0], flow.of(square.inputs[0]))
+    if not same or len(weights) != 1 or not _takes_scale(flow, labels[0], weights[0], None):
+        return False
+    norm = flow.record.parameters[weights[0]], None, False, weighted.outputs[0]
+    flow.channel_norms.append(norm)
+    return True
+
+
+def _name(call: Call) -> str:
+    """A function's name, whether it is written as an operator or in place."""
+    name = call.op.strip("_")
+    return name[1:] if name in ("radd", "iadd", "rmul", "imul") else name
+
+
+def _squares(call: Call) -> bool:
+    return _name(call) == "square" or (
+        _name(call) == "pow" and argument(call, 1, "exponent") in (2, 2.0)
+    )
+
+
+def _only_reader(flow: Flow, call: Call | None, *names: str) -> Call | None:
+    """The one call that reads what a call gives, if it has one of these names.
+
+    A cast to the type that is there already gives the same value again and is none.
+    """
+    if call is None:
+        return None
+    value = call.outputs[0]
+    readers = [other for _, other in flow.users.get(value, []) if value not in other.outputs]
+    return readers[0] if len(readers) == 1 and _name(readers[0]) in names else None
