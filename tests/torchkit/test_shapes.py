@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
@@ -73,3 +75,20 @@ class Looking(nn.Module):
 )
 def test_a_network_runs_on_as_little_as_it_needs(at: str, ran: str) -> None:
     assert record(Looking(at), torch.ones(1, 4)).ran == ran
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_sizes_that_do_not_fit_are_refused_without_data_as_with_it(dims: int) -> None:
+    x, kernel = torch.zeros(2, 3, *[5] * dims), [2] * dims
+    turned, plain = (getattr(F, f"{name}{dims}d") for name in ("conv_transpose", "conv"))
+    cases = [
+        lambda: turned(x, torch.zeros(4, 3, *kernel)),
+        lambda: plain(x, torch.zeros(4, 3, *kernel), torch.zeros(5)),
+    ]
+    for case in cases:
+        for way in (contextlib.nullcontext(), Shapes(torch.device("cpu"))):
+            with pytest.raises(RuntimeError), way:
+                case()
+    with Shapes(torch.device("cpu")):
+        assert turned(x, torch.zeros(3, 4, *kernel)).shape[1] == 4
+        assert turned(x[0], torch.zeros(3, 4, *kernel), torch.zeros(4)).shape[0] == 4

@@ -19,6 +19,9 @@ from torch.utils._pytree import tree_map
 
 META = torch.device("meta")
 MOVES = (Tensor.cpu, Tensor.cuda)
+CONVOLUTIONS = tuple(
+    getattr(torch, f"{name}{dims}d") for name in ("conv", "conv_transpose") for dims in (1, 2, 3)
+)
 
 
 class Shapes(TorchFunctionMode):
@@ -72,7 +75,10 @@ class Shapes(TorchFunctionMode):
             kwargs["device"] = META
         if func is Tensor.to:
             args = tuple(META if isinstance(x, str) else x for x in args)
-        result = func(*[self._given(x) for x in args], **kwargs)
+        args = tuple([self._given(x) for x in args])
+        if func in CONVOLUTIONS:
+            _check_sizes(func.__name__, *args[:3], **kwargs)
+        result = func(*args, **kwargs)
         return self.true(result) if isinstance(result, Tensor) else result
 
     def _given(self, x: Any) -> Any:
@@ -85,3 +91,15 @@ class Shapes(TorchFunctionMode):
         if isinstance(x, (tuple, list, dict)):  # of other classes torch knows how
             return tree_map(self._given, x)
         return x
+
+
+def _check_sizes(
+    name: str, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any
+) -> None:
+    """Raise where a convolution of data would: without data torch looks at some sizes only."""
+    inputs = input.shape[1 - weight.dim()]
+    if "transpose" in name:  # its bias is looked at
+        if inputs != weight.shape[0]:
+            raise RuntimeError(f"{name} takes {weight.shape[0]} channels, not {inputs}")
+    elif bias is not None and len(bias) != len(weight):
+        raise RuntimeError(f"{name} makes {len(weight)} channels, its bias is for {len(bias)}")
