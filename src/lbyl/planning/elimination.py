@@ -145,7 +145,7 @@ class EchoCriterion(Criterion):
         if statistics is None:
             raise LbylError("criterion 'echo' needs statistics, and none were collected")
         order = [j for j, _ in self.order(weights, statistics)]
-        last = [j for j in range(weights.unit.channels) if j not in set(order)]
+        last = sorted(set(range(weights.unit.channels)) - set(order))
         return first_of_blocks(torch.tensor((order + last)[::-1]), count, weights.unit)
 
     def order(self, weights: UnitWeights, statistics: Statistics) -> Order:
