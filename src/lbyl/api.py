@@ -273,15 +273,19 @@ class Prepared:
             return None
 
     @own_randomness()
-    def alone(self, plan: Plan, method: str | Method = "echo") -> dict[str, float]:
+    def alone(
+        self, plan: Plan, method: str | Method = "echo", units: Sequence[str] | None = None
+    ) -> dict[str, float]:
         """Unit → how far the network diverges where that unit alone is pruned as planned.
 
-        The larger, the more the unit hurts. Units that a plan leaves whole are not in it.
+        The larger, the more the unit hurts. Units that a plan leaves whole are not in it, nor
+        are others than `units` where those are given.
         """
         task = Task.of(plan, None, method, None)
         plan.check(self.graph)
         whole = {name: torch.arange(count) for name, count in plan.channels.items()}
-        names = [n for n, kept in plan.kept.items() if len(kept) < plan.channels[n]]
+        asked = plan.kept if units is None else units
+        names = [n for n, k in plan.kept.items() if n in asked and len(k) < plan.channels[n]]
         plans = (replace(plan, kept={**whole, n: plan.kept[n]}) for n in names)
         chooser = self._chooser(task, self.needed(task))
         return dict(zip(names, chooser.rough_scores(plans, len(names)), strict=True))
