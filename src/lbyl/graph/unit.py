@@ -138,6 +138,7 @@ class Unit:
     residual: bool = False  # additions tie its channels across layers
     kind: str = "channels"  # or a part of attention: "heads", "qk", "v"
     block: Tensor | None = field(default=None, repr=False)  # (m,): of each block as many are kept
+    multiple: int = 1  # as many are kept as a multiple of this, which kernels ask for
     masked: bool = False  # what surrounds its layers keeps its size: pruned rows are zeros there
     attention: AttentionRows | None = field(default=None, repr=False)
 

@@ -50,6 +50,7 @@ class Rewrite:
     mixed: Tensor | None = None  # (outputs, rows): weight, arranged, times covariance
     # A method may leave the new weight here and the same product of it, where it came to know it.
     found: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    takes_mean: bool = True  # whether there is a place for the mean of what went: a bias, a norm
 
 
 CORRECTIONS = ("none", "mean", "mean+variance", "recalibrate")

@@ -74,8 +74,7 @@ class Echo(Method):
             rows = features
             flat = weight.transpose(1, 2).flatten(0, 1)
         covariance, mixed = moments.covariance.to(weight), rewrite.mixed
-        if not self.new_bias and rewrite.consumer.bias is None and rewrite.consumer.norm is None:
-            # Without a place for the mean it is part of what the kept inputs take over.
+        if not rewrite.takes_mean:  # it is part of what the kept inputs take over
             mean = moments.mean.flatten().to(weight)
             covariance, mixed = covariance + torch.outer(mean, mean), None
         kept, pruned = torch.nonzero(rows).reshape(-1), torch.nonzero(~rows).reshape(-1)

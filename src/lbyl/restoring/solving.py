@@ -82,7 +82,17 @@ class Solver:
         weight = self.state[consumer.weight]
         old = as_matrix(weight, consumer)
         mixed = self._products(consumer, old)
-        rewrite = Rewrite(self.graph, consumer, old, columns, deliveries, kept, moments, mixed)
+        rewrite = Rewrite(
+            self.graph,
+            consumer,
+            old,
+            columns,
+            deliveries,
+            kept,
+            moments,
+            mixed,
+            takes_mean=self._takes_mean(consumer),
+        )
         new, shift = _rewritten(self.method, rewrite)
         values = {consumer.weight: from_matrix(new, consumer, weight)}
         values |= self._corrected(consumer, shift)
@@ -108,9 +118,15 @@ class Solver:
         """What is put back behind a consumer, in full output size."""
         if shift is None:
             return {}
-        allowed = getattr(self.method, "new_bias", True)
-        allowed = allowed and can_take_bias(self.model, consumer.name)
+        allowed = self._takes_mean(consumer)
         return corrected_values(consumer, shift, self.state, self.method.correction, allowed)
+
+    def _takes_mean(self, consumer: Consumer) -> bool:
+        """Whether the mean of what went has a place behind a consumer, or gets one."""
+        if consumer.bias is not None or consumer.norm is not None:
+            return True
+        allowed = getattr(self.method, "new_bias", True)
+        return bool(allowed) and can_take_bias(self.model, consumer.name)
 
 
 def _rewritten(method: Method, rewrite: Rewrite) -> tuple[Tensor, Shift | None]:
