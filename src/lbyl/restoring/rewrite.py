@@ -101,7 +101,7 @@ def restore(
             written[consumer.name] = Written()
             continue
         solution = solver(consumer, kept_along(consumer.channel, mask), deliveries, kept)
-        held = channel_cut.outputs(solution.values, consumer)
+        held = as_held(channel_cut.outputs(solution.values, consumer), state)
         if all_finite(held):
             solved |= held
             written[consumer.name] = _told(consumer, solution)
@@ -237,7 +237,8 @@ class ChannelCut:
         if channel is None:
             return changed
         axes = {name: consumer.output_axis if name == consumer.weight else 0 for name in changed}
-        return {n: self.along(value, n, axes[n], channel) for n, value in changed.items()}
+        first = consumer.weight, consumer.output_axis
+        return {n: self.along(value, n, axes[n], channel, first) for n, value in changed.items()}
 
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Producers and everything channel-wise of units whose kept channels become mixtures.
@@ -245,11 +246,8 @@ class ChannelCut:
         Input columns of consumers are not cut here: each is rewritten on its own afterwards.
         """
         consumed = {(c.weight, c.axis) for c in self.graph.consumers.values()}
-        mixing = [unit for unit, _, _ in self._mixing]
         axes = {axis: c for axis, c in self.graph.axes.items() if axis not in consumed}
-        mixed = {
-            name for (name, _), c in axes.items() if any(bool(u.owns(c).any()) for u in mixing)
-        }
+        mixed = {axis[0] for axis in axes if self._mixing_along(axis)}
         values: dict[str, Tensor] = {}
         for (name, axis), channel in axes.items():
             if name in mixed:
@@ -257,14 +255,19 @@ class ChannelCut:
                 values[name] = self.along(old, name, axis, channel)
         return values
 
-    def along(self, tensor: Tensor, name: str, axis: int, channel: Tensor) -> Tensor:
-        """A parameter cut along one axis, whose indices belong to these channels."""
+    def along(
+        self, tensor: Tensor, name: str, axis: int, channel: Tensor, known: Axis | None = None
+    ) -> Tensor:
+        """A parameter cut along one axis, whose indices belong to these channels.
+
+        They are those of `known`, an axis of the graph, where it is not one itself.
+        """
         kept_here = kept_along(channel, self.mask)
         new = tensor.index_select(axis, torch.nonzero(kept_here).reshape(-1).to(tensor.device))
         position = torch.cumsum(kept_here, 0) - 1  # where a kept index lies afterwards
-        for unit, indices, delivery in self._mixing:
-            if delivery.merge is None or not bool(unit.owns(channel).any()):
-                continue
+        for unit in self._mixing_along(known or (name, axis)):
+            indices, delivery = self.kept[unit.name].cpu(), self.deliveries[unit.name]
+            assert delivery.merge is not None
             rows = _rows_of(channel, unit)
             mixed = _mix(tensor, axis, rows, delivery.merge)
             if delivery.gain is not None and name in _scales(self.graph, unit):
@@ -273,11 +276,14 @@ class ChannelCut:
             new = new.index_copy(axis, into, mixed.flatten(0, 1).movedim(0, axis).to(new))
         return new
 
+    def _mixing_along(self, axis: Axis) -> list[Unit]:
+        """Units along an axis whose kept channels become mixtures."""
+        units = self.graph.units_of.get(axis, ()) if self._merges else ()
+        return [u for u in units if u.name in self._merges]
+
     @cached_property
-    def _mixing(self) -> list[tuple[Unit, Tensor, Delivery]]:
-        """Units whose kept channels become mixtures."""
-        merging = {n: d for n, d in self.deliveries.items() if d.merge is not None}
-        return [(self.graph[n], self.kept[n].cpu(), d) for n, d in merging.items()]
+    def _merges(self) -> set[str]:
+        return {name for name, d in self.deliveries.items() if d.merge is not None}
 
 
 def _rows_of(channel: Tensor, unit: Unit) -> Tensor:

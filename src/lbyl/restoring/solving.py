@@ -26,7 +26,7 @@ REMEMBERED = 1 << 28  # numbers of solutions and products
 
 @dataclass(frozen=True)
 class Solution:
-    """New values around a consumer, as the model holds them; all of its outputs are there."""
+    """New values around a consumer; all of its outputs are there."""
 
     values: dict[str, Tensor]  # its weight for the kept inputs, its BatchNorm's statistics or bias
     shift: Shift | None
@@ -96,7 +96,8 @@ class Solver:
         new, shift = _rewritten(self.method, rewrite)
         values = {consumer.weight: from_matrix(new, consumer, weight)}
         values |= self._corrected(consumer, shift)
-        return as_held(values, self.state), shift
+        # Outputs may become mixtures yet, which are made in full precision.
+        return values if self.method.by_unit else as_held(values, self.state), shift
 
     def _products(self, consumer: Consumer, weight: Tensor) -> Tensor | None:
         """(outputs, rows): the weight times the covariance of all inputs, where they fit."""
