@@ -53,6 +53,7 @@ from lbyl.surgery.cut import copy_model, cut, sliced
 from lbyl.surgery.indices import complete, kept_indices
 from lbyl.surgery.layout import head_attributes, layouts
 from lbyl.torchkit.bar import shown
+from lbyl.torchkit.experts import join_experts, split_experts
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, Progress, device_of, uncompiled
@@ -142,7 +143,7 @@ def prepare(
 ) -> Prepared:
     """Trace `model` once, for as many questions as there are; see `compress` for the arguments."""
     check_data(data)
-    model = uncompiled(model)
+    model = split_experts(uncompiled(model))
     start = time.perf_counter()
     graph = trace(model, example_inputs, include=include, exclude=exclude, residual=residual)
     seconds = {"trace": time.perf_counter() - start}
@@ -273,15 +274,19 @@ class Prepared:
             return None
 
     @own_randomness()
-    def alone(self, plan: Plan, method: str | Method = "echo") -> dict[str, float]:
+    def alone(
+        self, plan: Plan, method: str | Method = "echo", units: Sequence[str] | None = None
+    ) -> dict[str, float]:
         """Unit → how far the network diverges where that unit alone is pruned as planned.
 
-        The larger, the more the unit hurts. Units that a plan leaves whole are not in it.
+        The larger, the more the unit hurts. Units that a plan leaves whole are not in it, nor
+        are others than `units` where those are given.
         """
         task = Task.of(plan, None, method, None)
         plan.check(self.graph)
         whole = {name: torch.arange(count) for name, count in plan.channels.items()}
-        names = [n for n, kept in plan.kept.items() if len(kept) < plan.channels[n]]
+        asked = plan.kept if units is None else units
+        names = [n for n, k in plan.kept.items() if n in asked and len(k) < plan.channels[n]]
         plans = (replace(plan, kept={**whole, n: plan.kept[n]}) for n in names)
         chooser = self._chooser(task, self.needed(task))
         return dict(zip(names, chooser.rough_scores(plans, len(names)), strict=True))
@@ -348,12 +353,15 @@ class Prepared:
             clock.lap("forecast")
         before = () if statistics is None else statistics.fallbacks
         source = None if statistics is None else statistics.source
+        sizes = Size.of(self.model, self.graph), Size.of(restored.model, self.graph)
+        with noting() as joining:
+            _joined(restored.model)
+        notes = [*notes, *joining]
         return Result(
             restored.model,
             plan,
             self.graph,
-            Size.of(self.model, self.graph),
-            Size.of(restored.model, self.graph),
+            *sizes,
             tuple(_rows(self.graph, plan, restored)),
             task.method.to_dict(),
             None if isinstance(task.amount, Plan) else plan.criterion or None,
@@ -394,10 +402,11 @@ class Prepared:
         """The result of a compression of this network, refined further; it is not changed."""
         check_steps(steps)
         start = time.perf_counter()
-        slim = copy_model(result.model)
+        slim = split_experts(copy_model(result.model))
         with noting() as notes:
             done = self._refine(slim, kept_indices(self.graph, result.plan.kept), steps)
             forecast = self.forecast(slim)
+            _joined(slim)
         fallbacks = tuple(dict.fromkeys([*result.fallbacks, *notes]))
         seconds = {**result.seconds, "refine": time.perf_counter() - start}
         result = replace(result, model=slim, refinement=done, forecast=forecast)
@@ -493,7 +502,8 @@ def refine(
     """Refine the result of a compression of `model` further; neither is changed."""
     check_data(data)
     graph, own = result.graph, _repeatable(data)
-    prepared = Prepared(uncompiled(model), example_inputs, graph, own, seed, shown(progress))
+    whole = split_experts(uncompiled(model))
+    prepared = Prepared(whole, example_inputs, graph, own, seed, shown(progress))
     return prepared.refine(result, steps)
 
 
@@ -536,6 +546,13 @@ def check_data_used(data: Data | None, task: Task, refine: Steps) -> None:
         f"{task.method.correction!r} looks at no data: leave data= out, or choose another "
         "method, criterion or correction"
     )
+
+
+def _joined(model: nn.Module) -> None:
+    """Experts that were taken apart to be pruned, put together again, in place."""
+    apart = join_experts(model)
+    if apart:
+        note("experts of different widths stay layers of their own: equal ratios make them equal")
 
 
 def _repeatable(data: Data | None) -> Data | None:

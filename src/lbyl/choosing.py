@@ -21,12 +21,13 @@ from lbyl.planning.criteria import Criterion
 from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import counts as ratio_counts
 from lbyl.planning.ratio import steps_of
-from lbyl.planning.task import Task, make_plan
+from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.forecast import Forecaster
 from lbyl.restoring.recalibrate import BatchNormMoments, batch_moments, recalibrate
 from lbyl.restoring.rewrite import Restoration, restore, silencing
 from lbyl.restoring.scratch import Scratch
+from lbyl.restoring.solving import Solver
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.fallbacks import noting
@@ -128,6 +129,7 @@ class Chooser:
     progress: Progress | None = None
     _trials: dict[str, Trial] = field(default_factory=dict, repr=False)
     _scores: dict[str, float] = field(default_factory=dict, repr=False)
+    _chosen: dict[int, Chosen] = field(default_factory=dict, repr=False)
 
     def choose(self) -> Trial:
         """The network that the task asks for; of several one that diverges clearly less."""
@@ -151,11 +153,22 @@ class Chooser:
 
     def trial(self, plan: Plan, allocation: Allocation | None = None) -> Trial:
         """Cut and restore as planned, and run both networks once more where that is asked for."""
-        method = self.task.method
         with noting() as notes:
-            restored = restore(self.model, self.graph, plan, method, self.statistics, self.progress)
+            restored = self._restored(plan)
             recalibrated = self._recalibrate(plan, restored.model)
         return Trial(plan, restored, recalibrated, allocation, tuple(notes))
+
+    @cached_property
+    def solver(self) -> Solver:
+        """Remembers solutions where there are several plans to try."""
+        several = isinstance(self.task.amount, Budget)
+        return Solver(self.model, self.graph, self.task.method, self.statistics, several)
+
+    def _restored(self, plan: Plan) -> Restoration:
+        method = self.task.method
+        return restore(
+            self.model, self.graph, plan, method, self.statistics, self.progress, self.solver
+        )
 
     def _recalibrate(self, plan: Plan, slim: nn.Module) -> int:
         """How many BatchNorms a second run of both networks moved."""
@@ -180,8 +193,9 @@ class Chooser:
         return self._sparing(trial, counts, criterion)
 
     def _plan(self, counts: Counts, criterion: Criterion | None) -> Plan:
+        chosen = self._chosen.setdefault(id(criterion), {})
         return make_plan(
-            self.model, self.graph, counts, self.task.method, criterion, self.statistics
+            self.model, self.graph, counts, self.task.method, criterion, self.statistics, chosen
         )
 
     def _score(self, criterion: Criterion | None) -> Callable[[Counts], float]:
@@ -224,7 +238,7 @@ class Chooser:
         found: list[float | None] = []
         waiting: dict[int, Mapping[str, Tensor]] = {}
         for i, plan in enumerate(plans):
-            values = silencing(self.model, self.graph, plan, self.task.method, self.statistics)
+            values = silencing(self.graph, plan, self.solver)
             found.append(self._cut_score(plan) if values is None else None)
             if values is not None:
                 waiting[i] = values
@@ -243,8 +257,7 @@ class Chooser:
             return self.judges.alone(silenced)
 
     def _cut_score(self, plan: Plan) -> float:
-        slim = restore(self.model, self.graph, plan, self.task.method, self.statistics).model
-        return self.judges.alone(slim)
+        return self.judges.alone(self._restored(plan).model)
 
     def _within(self, budget: Budget, criterion: Criterion | None) -> Allocation:
         """The best allocation within a budget."""

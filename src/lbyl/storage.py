@@ -16,6 +16,7 @@ from lbyl.result import Result
 from lbyl.surgery.cut import weightless_copy
 from lbyl.surgery.layout import present_attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
+from lbyl.torchkit.experts import split_experts, split_in_place
 from lbyl.torchkit.files import read_json, read_tensors, whole_directory, write_json, write_tensors
 from lbyl.torchkit.masked import can_be_masked
 from lbyl.torchkit.run import Inputs
@@ -71,9 +72,14 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     if not (path / MODEL).is_file():
         raise LbylError(f"there is no {MODEL} in {path}")
     values, _ = read_tensors(path / MODEL)
-    _check_original(model, document.get("shapes", {}))
-    _check_fits(model, values, plan)
-    attributes = _checked_attributes(model, document.get("attributes", {}))
+    whole = tensors(model)
+    apart = any(n not in whole and n.rpartition(".")[0] in whole for n in values)
+    like = split_experts(model) if apart else model  # experts of different widths are saved apart
+    _check_original(like, document.get("shapes", {}))
+    _check_fits(like, values, plan)
+    attributes = _checked_attributes(like, document.get("attributes", {}))
+    if apart:
+        split_in_place(model)
     before = _shell(model)
     replace_tensors(model, values)
     refit_attributes(model, before)
@@ -125,7 +131,8 @@ def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> N
     # How many channels a unit has says nothing of the layer it is named after: several layers may
     # make them, or each row a part of one.
     for name in plan.channels:
-        held = names_attention(name) or f"{name}.weight" in here or name in here
+        stacked = name.rpartition(".")[0]  # of which an expert is one
+        held = names_attention(name) or {f"{name}.weight", name, stacked} & here.keys()
         if not held:
             raise LbylError(f"the plan prunes {name!r}, which this network does not have")
 

@@ -57,6 +57,21 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(
     assert str(error.value).endswith(remedy) and "\n" not in str(error.value)
 
 
+def test_a_detector_of_torchvision_takes_a_list_and_fetches_no_backbone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fetch(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("nobody asked for weights")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", fetch)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
+    name = "torchvision:ssdlite320_mobilenet_v3_large"
+    network = resolve(name, input_shape=(3, 48, 64), classes=3)
+    ((image,),) = network.example
+    assert image.shape == network.input_shape == (3, 48, 64)
+    assert {"boxes", "labels", "scores"} == network.model(*network.example)[0].keys()
+
+
 # ------------------------------------------------------------------------------------ segmentation
 
 

@@ -116,10 +116,11 @@ def test_every_channel_is_named_once_even_where_costs_are_no_numbers() -> None:
 
 
 def test_units_worked_out_together_have_the_orders_they_have_alone() -> None:
-    views = [random_view(BLOCK + 7, seed) for seed in range(3)]
+    sizes = (BLOCK + 7, BLOCK + 7, BLOCK, 5, 1)
+    views = [random_view(size, seed) for seed, size in enumerate(sizes)]
     views.append(ConsumerView(torch.zeros_like(views[0].covariance), views[0].weight))
     generator = torch.Generator().manual_seed(0)
-    importances = [torch.rand(BLOCK + 7, generator=generator).double() for _ in views]
+    importances = [torch.rand(len(v.weight), generator=generator).double() for v in views]
     for view, importance, order in zip(
         views, importances, eliminate_together(views, importances), strict=True
     ):

@@ -10,6 +10,7 @@ from lbyl.methods import registry
 from lbyl.planning.plan import Plan
 from lbyl.restoring.rewrite import restore, silencing
 from lbyl.restoring.scratch import Scratch
+from lbyl.restoring.solving import Solver
 from lbyl.torchkit.run import call_model
 from lbyl.torchkit.tensors import tensors
 from support import quick
@@ -29,7 +30,7 @@ def test_silenced_and_cut_networks_agree(name: str) -> None:
         plan = Plan(kept, {u.name: u.channels for u in graph.units})
         method = registry.resolve("echo")
         slim = restore(model, graph, plan, method, statistics).model
-        values = silencing(model, graph, plan, method, statistics)
+        values = silencing(graph, plan, Solver(model, graph, method, statistics))
         if values is None:  # a bias is added: there is none to change in the whole network
             assert len(tensors(slim)) > len(tensors(model))
             continue
@@ -48,4 +49,5 @@ def test_methods_that_write_one_matrix_a_unit_are_asked_by_cutting() -> None:
     model, x = build("chain", 0), example("chain")
     prepared = lbyl.prepare(model, x)
     plan = prepared.plan({"*": 0.5}, method="fold")
-    assert silencing(model, prepared.graph, plan, registry.resolve("fold"), None) is None
+    solver = Solver(model, prepared.graph, registry.resolve("fold"), None)
+    assert silencing(prepared.graph, plan, solver) is None

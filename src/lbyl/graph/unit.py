@@ -138,6 +138,7 @@ class Unit:
     residual: bool = False  # additions tie its channels across layers
     kind: str = "channels"  # or a part of attention: "heads", "qk", "v"
     block: Tensor | None = field(default=None, repr=False)  # (m,): of each block as many are kept
+    multiple: int = 1  # as many are kept as a multiple of this, which kernels ask for
     masked: bool = False  # what surrounds its layers keeps its size: pruned rows are zeros there
     attention: AttentionRows | None = field(default=None, repr=False)
 
@@ -229,6 +230,33 @@ class Graph:
         return sum(unit.channels for unit in self.units)
 
     @cached_property
+    def _owner(self) -> Tensor:
+        """For every number of a channel the index of its unit, and −1 as the last."""
+        owner = torch.full((max((u.range.stop for u in self.units), default=0) + 1,), -1)
+        for i, unit in enumerate(self.units):
+            owner[unit.start : unit.range.stop] = i
+        return owner
+
+    @cached_property
+    def units_of(self) -> Mapping[Axis, tuple[Unit, ...]]:
+        """The units whose channels lie along each parameter axis."""
+        last = len(self._owner) - 1
+        found = {}
+        for axis, channel in self.axes.items():
+            index = self._owner[channel.reshape(-1).clamp(min=-1, max=last)]
+            found[axis] = tuple(self.units[i] for i in torch.unique(index).tolist() if i >= 0)
+        return found
+
+    @cached_property
+    def axes_of(self) -> Mapping[str, tuple[Axis, ...]]:
+        """Unit → the parameter axes that carry any of its channels."""
+        found: dict[str, list[Axis]] = {unit.name: [] for unit in self.units}
+        for axis, units in self.units_of.items():
+            for unit in units:
+                found[unit.name].append(axis)
+        return {name: tuple(axes) for name, axes in found.items()}
+
+    @cached_property
     def parts(self) -> Mapping[str, Mapping[Axis, Tensor]]:
         """Unit → axis of a parameter → those of the unit's channels of which it needs one at least.
 
@@ -236,9 +264,7 @@ class Graph:
         keeps others would leave it none. Named are only axes of which that is true; a layer that
         reads its own unit has one for what it reads and one for what it makes.
         """
-        owner = torch.full((max((u.range.stop for u in self.units), default=0) + 1,), -1)
-        for i, unit in enumerate(self.units):
-            owner[unit.start : unit.range.stop] = i
+        owner = self._owner
         parts: dict[str, dict[Axis, Tensor]] = {}
         for axis, channel in self.axes.items():
             if channel.dim() > 1:  # beside heads, of which some stay as well as of the channels

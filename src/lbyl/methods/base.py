@@ -6,7 +6,7 @@ delivery matrix per unit; methods that know statistics may rewrite a whole consu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -47,6 +47,10 @@ class Rewrite:
     deliveries: dict[str, Delivery]
     kept: dict[str, Tensor]
     moments: Moments | None
+    mixed: Tensor | None = None  # (outputs, rows): weight, arranged, times covariance
+    # A method may leave the new weight here and the same product of it, where it came to know it.
+    found: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    takes_mean: bool = True  # whether there is a place for the mean of what went: a bias, a norm
 
 
 CORRECTIONS = ("none", "mean", "mean+variance", "recalibrate")

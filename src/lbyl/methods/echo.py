@@ -73,15 +73,17 @@ class Echo(Method):
         else:  # taps are served alike
             rows = features
             flat = weight.transpose(1, 2).flatten(0, 1)
-        covariance = moments.covariance.to(weight)
-        if not self.new_bias and rewrite.consumer.bias is None and rewrite.consumer.norm is None:
-            # Without a place for the mean it is part of what the kept inputs take over.
+        covariance, mixed = moments.covariance.to(weight), rewrite.mixed
+        if not rewrite.takes_mean:  # it is part of what the kept inputs take over
             mean = moments.mean.flatten().to(weight)
-            covariance = covariance + torch.outer(mean, mean)
+            covariance, mixed = covariance + torch.outer(mean, mean), None
         kept, pruned = torch.nonzero(rows).reshape(-1), torch.nonzero(~rows).reshape(-1)
-        delivered = deliver_weight(flat, covariance, kept, pruned, self.ridge)
+        delivered = deliver_weight(flat, covariance, kept, pruned, self.ridge, mixed)
         if moments.taps == weight.shape[2]:
-            new = delivered.unflatten(1, (-1, moments.taps))
+            new = delivered.weight.unflatten(1, (-1, moments.taps))
         else:
-            new = delivered.unflatten(0, (weight.shape[0], -1)).transpose(1, 2)
-        return moments.restore_order(new, rewrite.kept_columns, rewrite.weight.shape[2])
+            new = delivered.weight.unflatten(0, (weight.shape[0], -1)).transpose(1, 2)
+        new = moments.restore_order(new, rewrite.kept_columns, rewrite.weight.shape[2])
+        if delivered.mixed is not None:
+            rewrite.found.append((new, delivered.mixed))
+        return new

@@ -122,8 +122,8 @@ def _nearest(weights: UnitWeights, kept: Tensor) -> Tensor:
 def _can_merge(weights: UnitWeights) -> bool:
     """Whether every channel has as many slices as any other wherever it is not read."""
     unit, consumed = weights.unit, {(c.weight, c.axis) for c in weights.consumers}
-    for axis, channel in weights.graph.axes.items():
-        counts = unit.slice_counts(channel)
+    for axis in weights.graph.axes_of[unit.name]:
+        counts = unit.slice_counts(weights.graph.axes[axis])
         if axis not in consumed and bool((counts != counts[0]).any()):
             return False
     return True

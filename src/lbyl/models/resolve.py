@@ -21,6 +21,7 @@ from lbyl.models.sources.base import Maker
 from lbyl.models.zoo import load_weights
 from lbyl.storage import PLAN, load
 from lbyl.torchkit.files import read_json
+from lbyl.torchkit.run import Inputs
 
 FORMS = (
     f"{', '.join(source.form for source in SOURCES.values())}, path/to/file.py:FUNCTION, "
@@ -50,7 +51,7 @@ def resolve(
     network.model.eval()
     if input_shape is not None and not isinstance(network.example, dict):
         shape = _completed(tuple(input_shape), network.input_shape)
-        network = replace(network, input_shape=shape, example=torch.zeros(1, *shape))
+        network = replace(network, input_shape=shape, example=_zeros(network.example, shape))
     return replace(network, name=name, classes=classes)
 
 
@@ -88,6 +89,12 @@ def _completed(shape: tuple[int, ...], known: tuple[int, ...]) -> tuple[int, ...
     if len(shape) == 1 and len(known) == 3:
         return (known[0], shape[0], shape[0])
     return shape
+
+
+def _zeros(example: Inputs, shape: tuple[int, ...]) -> Inputs:
+    """An example of another shape, in a list where the network takes its images so."""
+    listed = isinstance(example, tuple) and len(example) == 1 and isinstance(example[0], list)
+    return ([torch.zeros(shape)],) if listed else torch.zeros(1, *shape)
 
 
 def _is_path(weights: str | Path) -> bool:

@@ -26,6 +26,7 @@ from lbyl.planning.grouped import eliminate_groups, group_views
 from lbyl.statistics.moments import Statistics
 from lbyl.statistics.solve import RIDGE, ridge_inverse
 from lbyl.statistics.units import measured_consumers
+from lbyl.torchkit.recording import repeated
 
 
 @dataclass(frozen=True)
@@ -65,35 +66,83 @@ def eliminate(view: ConsumerView, importance: Tensor, ridge: float = RIDGE) -> O
 def eliminate_together(
     views: Sequence[ConsumerView], importances: Sequence[Tensor], ridge: float = RIDGE
 ) -> list[Order]:
-    """The orders of units that have equally many channels, one removal of each at a time.
+    """The orders of several units, one removal of each at a time.
 
     With H = (C + εI)⁻¹ and M = VᵀV a removal changes both by few ranks:
     H ← H − u uᵀ with u = H_j/√H_jj, and M ← M − s bᵀ − b sᵀ with s = H_j/H_jj and
     b = M_j − s M_jj/2. Changes wait until a block of them is applied in one product; meanwhile
     diagonals are kept up to date and rows are worked out when asked for. Nothing is read back from
-    the device before the end.
+    the device before the end. Units with fewer channels than the largest are filled up by channels
+    that count as pruned; what is computed of them once they have none left is dropped.
     """
-    inverse = _inverses(torch.stack([view.covariance.double() for view in views]), ridge)
-    gram = torch.stack([view.weight.double() for view in views])
-    importance = torch.stack([i.to(gram) for i in importances])
-    units, size = importance.shape
-    each = torch.arange(units, device=gram.device)
-    pruned = torch.zeros(units, size, dtype=torch.bool, device=gram.device)
-    diagonals = torch.stack([m.diagonal(dim1=1, dim2=2) for m in (gram, inverse)])  # of M and H
-    order = torch.empty(size - 1, units, dtype=torch.long, device=gram.device)
-    costs = gram.new_empty(size - 1, units)
-    for first in range(0, size - 1, BLOCK):
-        steps = min(BLOCK, size - 1 - first)
+    sizes = [len(importance) for importance in importances]
+    elimination = Elimination.of(views, importances, ridge)
+    orders: list[Tensor] = []
+    costs: list[Tensor] = []
+    blocks = -(-(max(sizes) - 1) // BLOCK)
+    for _ in repeated(elimination.remove_block, blocks, elimination.gram.device):
+        orders.append(elimination.order.clone())
+        costs.append(elimination.costs.clone())
+    if not orders:
+        return [[] for _ in views]
+    named, told = torch.cat(orders).T.tolist(), torch.cat(costs).T.tolist()
+    return [list(zip(j[: n - 1], c[: n - 1])) for n, j, c in zip(sizes, named, told)]
+
+
+@dataclass
+class Elimination:
+    """Units in the midst of it; everything is changed in place."""
+
+    inverse: Tensor  # (units, m, m): H as of the last block
+    gram: Tensor  # (units, m, m): M as of the last block
+    importance: Tensor  # (units, m)
+    pruned: Tensor  # (units, m)
+    diagonals: Tensor  # (2, units, m): of M and of H, as of now
+    order: Tensor  # (BLOCK, units): of this block
+    costs: Tensor
+    left: int  # removals of the largest unit
+
+    @classmethod
+    def of(
+        cls, views: Sequence[ConsumerView], importances: Sequence[Tensor], ridge: float
+    ) -> Elimination:
+        sizes = [len(importance) for importance in importances]
+        units, size = len(sizes), max(sizes)
+        like = views[0].covariance.double()
+        inverse = torch.eye(size, dtype=like.dtype, device=like.device).repeat(units, 1, 1)
+        gram, importance = torch.zeros_like(inverse), torch.zeros_like(inverse[:, 0])
+        pruned = torch.ones_like(importance, dtype=torch.bool)
+        for n in dict.fromkeys(sizes):
+            alike = [i for i, m in enumerate(sizes) if m == n]
+            at = torch.tensor(alike, device=like.device)
+            covariances = torch.stack([views[i].covariance.double() for i in alike])
+            inverse[at, :n, :n] = _inverses(covariances, ridge)
+            gram[at, :n, :n] = torch.stack([views[i].weight.double() for i in alike])
+            importance[at, :n] = torch.stack([importances[i].to(importance) for i in alike])
+            pruned[at, :n] = False
+        diagonals = torch.stack([m.diagonal(dim1=1, dim2=2) for m in (gram, inverse)])
+        order = torch.zeros(BLOCK, units, dtype=torch.long, device=like.device)
+        costs = gram.new_zeros(BLOCK, units)
+        return cls(inverse, gram, importance, pruned, diagonals, order, costs, size - 1)
+
+    def remove_block(self) -> None:
+        """Remove `BLOCK` channels of every unit, or those that are left."""
+        inverse, gram, diagonals = self.inverse, self.gram, self.diagonals
+        units, size = self.importance.shape
+        # Of a recording all blocks are alike; the last of its removals may be of nothing.
+        steps = BLOCK if gram.is_cuda else min(BLOCK, self.left)
+        self.left -= steps
+        each = torch.arange(units, device=gram.device)
         u = gram.new_zeros(units, steps, size)
         # s and b take turns, and in the other the other way round: one product has both terms.
         sb, bs = (gram.new_zeros(units, steps, 2, size) for _ in range(2))
         for k in range(steps):
             cost = diagonals[0] / diagonals[1].clamp(min=1e-300)
             # A cost that rounding made no number is dear: every channel is named once.
-            price = (importance * cost).nan_to_num_(nan=1e300, posinf=1e300, neginf=-1e300)
-            j = price.masked_fill_(pruned, torch.inf).argmin(1)
+            price = (self.importance * cost).nan_to_num_(nan=1e300, posinf=1e300, neginf=-1e300)
+            j = price.masked_fill_(self.pruned, torch.inf).argmin(1)
             at = j[:, None]
-            order[first + k], costs[first + k] = j, cost.gather(1, at)[:, 0]
+            self.order[k], self.costs[k] = j, cost.gather(1, at)[:, 0]
             row, column = inverse[each, j], gram[each, j]
             if k:
                 row = row - (u[each, :k, j][:, None] @ u[:, :k])[:, 0]
@@ -106,11 +155,9 @@ def eliminate_together(
             sb[:, k, 0], sb[:, k, 1], bs[:, k, 0], bs[:, k, 1] = s, b, b, s
             diagonals[0] -= 2 * s * b
             diagonals[1] -= u[:, k].square()
-            pruned[each, j] = True
+            self.pruned.scatter_(1, at, True)
         inverse -= u.mT @ u
         gram -= sb.flatten(1, 2).mT @ bs.flatten(1, 2)
-    named, told = order.T.tolist(), costs.T.tolist()
-    return [list(zip(channels, errors)) for channels, errors in zip(named, told)]
 
 
 def _inverses(covariances: Tensor, ridge: float) -> Tensor:
@@ -133,6 +180,25 @@ def _indefinite_inverse(covariance: Tensor, ridge: float) -> Tensor:
     return torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
 
 
+def _groups(units: Sequence[UnitWeights]) -> list[list[UnitWeights]]:
+    """Units that are worked out at once.
+
+    On a device a step takes as long for all as for one, so that smaller units join larger ones;
+    a processor would only compute more.
+    """
+    groups: list[list[UnitWeights]] = []
+    for unit in sorted(units, key=lambda unit: -unit.unit.channels):
+        for group in groups:
+            size = group[0].unit.channels
+            alike = size == unit.unit.channels or unit.device.type != "cpu"
+            if alike and group[0].device == unit.device and (len(group) + 1) * size**2 <= TOGETHER:
+                group.append(unit)
+                break
+        else:
+            groups.append([unit])
+    return groups
+
+
 @register("echo")
 @dataclass(frozen=True)
 class EchoCriterion(Criterion):
@@ -145,7 +211,7 @@ class EchoCriterion(Criterion):
         if statistics is None:
             raise LbylError("criterion 'echo' needs statistics, and none were collected")
         order = [j for j, _ in self.order(weights, statistics)]
-        last = [j for j in range(weights.unit.channels) if j not in set(order)]
+        last = sorted(set(range(weights.unit.channels)) - set(order))
         return first_of_blocks(torch.tensor((order + last)[::-1]), count, weights.unit)
 
     def order(self, weights: UnitWeights, statistics: Statistics) -> Order:
@@ -160,7 +226,7 @@ class EchoCriterion(Criterion):
         """Work out the orders of several units, those of equal size together."""
         if statistics is None:
             return
-        waiting: dict[tuple[int, torch.device], list[UnitWeights]] = {}
+        waiting: list[UnitWeights] = []
         for unit in units:
             if unit.unit.kind != "channels" and self._key(unit) not in statistics.orders:
                 views = group_views(unit, statistics)
@@ -169,11 +235,9 @@ class EchoCriterion(Criterion):
                     order = eliminate_groups(views, unit.unit.channels, block=block)
                     statistics.orders[self._key(unit)] = order
             if self._key(unit) not in statistics.orders:
-                waiting.setdefault((unit.unit.channels, unit.device), []).append(unit)
-        for (channels, _), alike in waiting.items():
-            count = max(1, TOGETHER // channels**2)
-            for i in range(0, len(alike), count):
-                self._together(alike[i : i + count], statistics)
+                waiting.append(unit)
+        for alike in _groups(waiting):
+            self._together(alike, statistics)
 
     def _together(self, units: Sequence[UnitWeights], statistics: Statistics) -> None:
         measured: list[tuple[UnitWeights, ConsumerView, Tensor]] = []

@@ -35,10 +35,13 @@ def rounded_up(count: int, multiple_of: int | None) -> int:
 
 def steps_of(graph: Graph, multiple_of: int | None) -> dict[str, int]:
     """Unit → the number that a multiple of is kept: heads go one by one, blocks all alike."""
-    return {
-        unit.name: unit.blocks * (1 if unit.kind == "heads" else multiple_of or 1)
-        for unit in graph.units
-    }
+    return {unit.name: unit.blocks * (_multiple(unit, multiple_of) or 1) for unit in graph.units}
+
+
+def _multiple(unit: Unit, asked: int | None) -> int | None:
+    """What a multiple of is kept of each block: as asked for, and as kernels need it."""
+    wanted = None if unit.kind == "heads" else asked
+    return math.lcm(wanted or 1, unit.multiple) if unit.multiple > 1 else wanted
 
 
 def step_of(steps: Steps, name: str) -> int | None:
@@ -85,7 +88,7 @@ def counts(graph: Graph, ratio: Ratio, multiple_of: int | None = None) -> dict[s
         unit.name: kept_count(
             unit.channels,
             ratio_of(unit, ratio),
-            None if unit.kind == "heads" else multiple_of,
+            _multiple(unit, multiple_of),
             unit.blocks,
         )
         if ratio_of(unit, ratio) > 0

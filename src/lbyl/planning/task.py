@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph
@@ -27,6 +27,10 @@ DEFAULT_CRITERION = "l2"
 
 Amount = float | Mapping[str, float] | Budget | Plan
 """What is pruned: one ratio, patterns with a ratio each, a budget, or a plan made before."""
+
+
+Chosen = dict[tuple[str, int], Tensor]
+"""Unit and number of channels → those that are kept."""
 
 
 @dataclass(frozen=True)
@@ -92,24 +96,31 @@ def make_plan(
     method: Method,
     criterion: Criterion | None,
     statistics: Statistics | None = None,
+    chosen: Chosen | None = None,
 ) -> Plan:
-    """Choose the kept channels of every unit, so many of each; without criterion by the method."""
-    weights = unit_weights(graph, model)
+    """Choose the kept channels of every unit, so many of each; without criterion by the method.
+
+    `chosen` are choices of the same criterion and method that were made before; others are added.
+    """
+    chosen = {} if chosen is None else chosen
+    open_choices = {name: n for name, n in left.items() if (name, n) not in chosen}
+    weights = unit_weights(graph, model) if open_choices else {}
     if criterion is not None:
-        less = [name for name, count in left.items() if count < graph[name].channels]
+        less = [name for name, count in open_choices.items() if count < graph[name].channels]
         criterion.prepare([weights[name] for name in less], statistics)
-    kept = {}
-    for name, count in left.items():
+    for name, count in open_choices.items():
         unit = weights.pop(name)  # so that what it reads in float64 is freed before the next
         if count == unit.unit.channels:
-            kept[name] = torch.arange(count)
+            kept = torch.arange(count)
         elif criterion is None:
-            kept[name] = method.select(unit, count)
+            kept = method.select(unit, count)
         else:
-            kept[name] = criterion.select(unit, count, statistics)
+            kept = criterion.select(unit, count, statistics)
         if name in graph.parts:
-            kept[name] = complete(graph, unit.unit, kept[name], unit.filters.norm(dim=1))
+            kept = complete(graph, unit.unit, kept, unit.filters.norm(dim=1))
+        chosen[name, count] = kept
+    kept_by_unit = {name: chosen[name, count] for name, count in left.items()}
     sizes = {unit.name: unit.channels for unit in graph.units}
     if criterion is None:
-        return Plan(kept, sizes, method=method.to_dict())
-    return Plan(kept, sizes, criterion=criterion.to_dict())
+        return Plan(kept_by_unit, sizes, method=method.to_dict())
+    return Plan(kept_by_unit, sizes, criterion=criterion.to_dict())

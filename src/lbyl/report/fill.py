@@ -27,6 +27,7 @@ from lbyl.restoring.rewrite import restore
 from lbyl.result import Result
 from lbyl.statistics.moments import Statistics
 
+ASKED = 8  # units of which it is asked how much they hurt alone
 NEXT = 0.9  # of the channels that stay, after a further step
 SHOWN, LARGEST = 24, 64  # inputs that are drawn, and their side in pixels
 COMPARED = ("none", "neuron-merging", "lbyl", "echo")
@@ -63,15 +64,19 @@ def gather(
         "errors": errors,
         "delivery": delivery,
         "inputs": drawn_inputs(prepared),
-        "alone": harm(prepared, result.plan, own),
+        "alone": harm(prepared, result, own),
         "further": next_step(prepared, result, own),
     }
 
 
-def harm(prepared: Prepared, plan: Plan, method: Method) -> dict[str, float]:
-    """Unit → divergence where it alone is pruned; empty where that cannot be asked."""
+def harm(prepared: Prepared, result: Result, method: Method) -> dict[str, float]:
+    """Unit → divergence where it alone is pruned; empty where that cannot be asked.
+
+    Each costs a network, so only those are asked whose consumers err most.
+    """
+    erring = sorted(result.rows, key=lambda row: -(row.error or row.residual or 0.0))
     try:
-        return prepared.alone(plan, method)
+        return prepared.alone(result.plan, method, [row.unit for row in erring[:ASKED]])
     except Exception:  # as the forecast: no inputs can be drawn, or outputs are not comparable
         return {}
 

@@ -35,7 +35,6 @@ MEASURES = (
 COLUMNS = {"alone": "harm alone", "error": "error", "residual": "RE", "bias": "BE", "norm": "‖s‖"}
 
 
-WORST = 8  # layers listed as those that hurt most
 FORETOLD = {"kept": "of the accuracy forecast to be kept", "agreement": "of the answers equal"}
 
 
@@ -121,7 +120,7 @@ def write_report(
 def _hurting(rows: Rows) -> list[dict[str, Any]]:
     """The layers that hurt most when they alone are pruned, the worst first."""
     known = [row for row in rows if row["alone"] is not None]
-    worst = sorted(known, key=lambda row: -row["alone"])[:WORST]
+    worst = sorted(known, key=lambda row: -row["alone"])
     most = max((row["alone"] for row in worst), default=0.0) or 1.0
     return [{**row, "percent": 100 * row["alone"] / most} for row in worst]
 

@@ -24,7 +24,7 @@ OVERLAP = 0.5  # of area over union: two boxes of a class that overlap so are on
 DOUBLE = 0.7  # overlap from which the less sure of two boxes of one network is left out
 SURE = 0.25  # a box counts from this score on
 MOST = 300  # boxes of an image that are looked at
-FARTHEST = 4.0  # times the image: boxes end within it, other numbers do not
+FARTHEST, COARSEST = 4.0, 2048  # times the image, or pixels: boxes end within, however unsure
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _from_places(values: Tensor, side: int) -> list[Boxes] | None:
     centres, sizes, rest = values[:, :2], values[:, 2:4], values[:, 4:]
     between = ((rest >= 0) & (rest <= 1)).all(2).all(0)  # rows that can be scores
     classes = int(between.long().cumprod(0).sum())
-    within = float(values[:, :4].abs().max()) <= FARTHEST * side
+    within = float(values[:, :4].abs().max()) <= _farthest(side)
     if not classes or float(sizes.min()) < 0 or float(sizes.max()) <= 1 or not within:
         return None
     scores, labels = rest[:, :classes].max(1)
@@ -98,10 +98,15 @@ def _from_rows(values: Tensor, side: int) -> list[Boxes] | None:
     ordered = bool((corners[..., 2:] >= corners[..., :2]).all())
     whole = bool((labels == labels.round()).all()) and float(labels.min()) >= 0
     between = float(scores.min()) >= 0 and float(scores.max()) <= 1
-    large = 1 < float(corners.abs().max()) <= FARTHEST * side
+    large = 1 < float(corners.abs().max()) <= _farthest(side)
     if not (ordered and whole and between and large):
         return None
     return [_sorted(c, k.long(), s) for c, k, s in zip(corners, labels, scores)]
+
+
+def _farthest(side: int) -> float:
+    """In a small image the coarsest steps of a detector reach far beyond it."""
+    return max(FARTHEST * side, COARSEST)
 
 
 def least_score(images: Sequence[Boxes]) -> float:

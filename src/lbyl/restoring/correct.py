@@ -31,12 +31,22 @@ class Shift:
     total: float = 1.0  # variance of the output before, all outputs together
 
 
-def output_shift(moments: Moments, old: Tensor, new: Tensor, kept: Tensor) -> Shift:
-    """Compare the output under the old weight and under the new one (both unarranged)."""
+def output_shift(
+    moments: Moments,
+    old: Tensor,
+    new: Tensor,
+    kept: Tensor,
+    mixed: Tensor | None = None,
+    mixed_new: Tensor | None = None,
+) -> Shift:
+    """Compare the output under the old weight and under the new one (both unarranged).
+
+    `mixed` and `mixed_new` are both, arranged, times the covariance, where that is known.
+    """
     before, after = moments.arrange(old), _arranged(moments, new, kept)
     features = moments.kept_features(kept)
     mean = moments.output_mean(after, features) - moments.output_mean(before)
-    was, now, difference = moments.output_change(before, after, features)
+    was, now, difference = moments.output_change(before, after, features, mixed, mixed_new)
     known = was > 1e-12 * was.max().clamp(min=1e-300)
     ratio = torch.where(known, now / was.clamp(min=1e-300), torch.ones_like(was))
     ratio = torch.where(ratio.isfinite(), ratio, torch.ones_like(ratio))

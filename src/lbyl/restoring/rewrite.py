@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Consumer, Graph, Unit
-from lbyl.graph.weights import UnitWeights, as_matrix, from_matrix, unit_weights
-from lbyl.methods.base import Delivery, Method, Rewrite, identity_rows
+from lbyl.graph.weights import UnitWeights, unit_weights
+from lbyl.methods.base import Delivery, Method, identity_rows
 from lbyl.planning.plan import Plan
 from lbyl.restoring.channel_norms import corrected_norms
-from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
 from lbyl.restoring.products import rewritten_products
+from lbyl.restoring.solving import Solution, Solver, all_finite, as_held, silenced
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import consumers_cut, kept_along, kept_indices, kept_mask, take
@@ -25,7 +25,7 @@ from lbyl.surgery.layout import head_attributes, layouts
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.processes import gathered, several, share
 from lbyl.torchkit.run import Progress
-from lbyl.torchkit.tensors import can_take_bias, is_finite, tensors
+from lbyl.torchkit.tensors import is_finite, tensors
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,14 @@ def restore(
     method: Method,
     statistics: Statistics | None,
     progress: Progress | None = None,
+    solver: Solver | None = None,
 ) -> Restoration:
     """Cut a copy of `model` as planned and write what was pruned into its consumers.
 
-    A consumer whose new weight cannot be computed is only cut, and a fallback is noted.
+    A consumer whose new weight cannot be computed is only cut, and a fallback is noted. A `solver`
+    of the same network, method and statistics may know some of them already.
     """
+    solver = solver or Solver(model, graph, method, statistics)
     weights = unit_weights(graph, model)
     kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
     deliveries = {
@@ -81,12 +84,12 @@ def restore(
         attributes = head_attributes(model, graph, kept)
     channel_cut = ChannelCut(graph, kept, deliveries, mask)
     state = tensors(model)
-    merged = _as_held(channel_cut.merged(state), state)
-    if not _all_finite(merged):
+    merged = as_held(channel_cut.merged(state), state)
+    if not all_finite(merged):
         note("no channels are merged: mixtures are too large for the model's precision")
         deliveries = {n: _nothing(weights[n], k) for n, k in kept.items() if n in deliveries}
         channel_cut, merged = replace(channel_cut, deliveries=deliveries), {}
-    values |= merged | _as_held(corrected_norms(graph, indices, state, statistics), state)
+    values |= merged | as_held(corrected_norms(graph, indices, state, statistics), state)
     products = {}
     if method.restores_products and statistics is not None:
         products = _products(graph, kept, statistics, state, indices, values)
@@ -94,26 +97,20 @@ def restore(
     solved: dict[str, Tensor] = {}
     cut_consumers = consumers_cut(graph, indices)
     for step, consumer in share(cut_consumers):
-        columns = kept_along(consumer.channel, mask)
-        moments = statistics.get(consumer.name) if statistics else None
-        old = as_matrix(state[consumer.weight], consumer)
-        rewrite = Rewrite(graph, consumer, old, columns, deliveries, kept, moments)
-        with at(consumer.name):
-            if consumer.weight in graph.tables:  # what it takes over would change the table as well
-                written[consumer.name] = Written()
-                continue
-            new, shift = _rewritten(method, rewrite)
-            changed = {consumer.weight: from_matrix(new, consumer, state[consumer.weight])}
-            changed |= _corrected(model, consumer, shift, state, method)
-            held = _as_held(channel_cut.outputs(changed, consumer), state)
-            if _all_finite(held):
-                solved |= held
-                written[consumer.name] = _told(consumer, changed, shift)
-            else:  # a weight and the correction behind it belong together
+        if consumer.weight in graph.tables:  # what it takes over would change the table as well
+            written[consumer.name] = Written()
+            continue
+        solution = solver(consumer, kept_along(consumer.channel, mask), deliveries, kept)
+        held = as_held(channel_cut.outputs(solution.values, consumer), state)
+        if all_finite(held):
+            solved |= held
+            written[consumer.name] = _told(consumer, solution)
+        else:  # a weight and the correction behind it belong together
+            with at(consumer.name):
                 note("only cut: its new values are too large for the model's precision")
-                weight = state[consumer.weight].detach()
-                solved[consumer.weight] = take(weight, consumer.weight, indices)
-                written[consumer.name] = Written()
+            weight = state[consumer.weight].detach()
+            solved[consumer.weight] = take(weight, consumer.weight, indices)
+            written[consumer.name] = Written()
         if progress:
             progress("solving", step + 1, len(cut_consumers))
     solved, written = _from_all(solved, written, cut_consumers)
@@ -165,56 +162,33 @@ def _products(
     return errors
 
 
-def silencing(
-    model: nn.Module, graph: Graph, plan: Plan, method: Method, statistics: Statistics | None
-) -> dict[str, Tensor] | None:
-    """Values, in full size, under which `model` computes what the cut network would.
+def silencing(graph: Graph, plan: Plan, solver: Solver) -> dict[str, Tensor] | None:
+    """Values, in full size, under which a network computes what the cut network would.
 
     Pruned channels are still made, but nobody reads them. Cheaper than to cut where little changes.
     None where only a cut network can tell: kept channels become mixtures, a bias is added, or no
     layer reads them.
     """
-    weights = unit_weights(graph, model)
+    method, state = solver.method, solver.state
     kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
     if method.by_unit or any(graph[n].kind == "qk" for n in kept):
         return None
     if graph.channel_norms and any(graph[n].residual for n in kept):
         return None
-    deliveries = {
-        n: _delivery(method, weights[n], k, statistics)
-        for n, k in kept.items()
-        if not _all_measured(graph[n], statistics)
-    }
-    indices, mask, state = kept_indices(graph, kept), kept_mask(graph, kept), tensors(model)
+    unmeasured = [n for n in kept if not _all_measured(graph[n], solver.statistics)]
+    weights = unit_weights(graph, solver.model) if unmeasured else {}
+    deliveries = {n: _delivery(method, weights[n], kept[n], solver.statistics) for n in unmeasured}
+    mask = kept_mask(graph, kept)
     values: dict[str, Tensor] = {}
-    for consumer in consumers_cut(graph, indices):
+    for name in dict.fromkeys(c for n in kept for c in graph[n].consumers):
+        consumer = graph.consumers[name]
         columns = kept_along(consumer.channel, mask)
-        moments = statistics.get(consumer.name) if statistics else None
-        old = as_matrix(state[consumer.weight], consumer)
-        rewrite = Rewrite(graph, consumer, old, columns, deliveries, kept, moments)
-        new, shift = _rewritten(method, rewrite)
-        full = torch.zeros_like(old)
-        full[:, columns.to(old.device)] = new
-        changed = {consumer.weight: from_matrix(full, consumer, state[consumer.weight])}
-        changed |= _corrected(model, consumer, shift, state, method)
-        if not changed.keys() <= state.keys():
+        solution = solver(consumer, columns, deliveries, kept)
+        if not solution.values.keys() <= state.keys():
             return None
-        values |= _as_held(changed, state)
-    return values if _all_finite(values) else None
-
-
-def _corrected(
-    model: nn.Module,
-    consumer: Consumer,
-    shift: Shift | None,
-    state: Mapping[str, Tensor],
-    method: Method,
-) -> dict[str, Tensor]:
-    """What is put back behind a consumer, in full output size."""
-    if shift is None:
-        return {}
-    allowed = getattr(method, "new_bias", True) and can_take_bias(model, consumer.name)
-    return corrected_values(consumer, shift, state, method.correction, allowed)
+        full = silenced(solution, consumer, columns, state[consumer.weight].detach())
+        values |= {**solution.values, consumer.weight: full}
+    return values if all_finite(values) else None
 
 
 def _delivery(
@@ -236,29 +210,12 @@ def _nothing(weights: UnitWeights, kept: Tensor) -> Delivery:
     return Delivery(identity_rows(weights.unit.channels, kept, like))
 
 
-def _rewritten(method: Method, rewrite: Rewrite) -> tuple[Tensor, Shift | None]:
-    """A consumer's new weight and how its output moves; where that does harm, it is only cut."""
-    old, columns, moments = rewrite.weight, rewrite.kept_columns, rewrite.moments
-    cut_only = old[:, columns.to(old.device)]
-    new = method.rewrite(rewrite)
-    if not is_finite(new):
-        note("only cut: what it should take over is not finite")
-        new = cut_only
-    if moments is None:
-        return new, None
-    shift = output_shift(moments, old, new, columns)
-    # Only a method that went by these moments can be held to them.
-    if method.needs_statistics and is_worse_than_cut(moments, old, columns, shift):
-        note("only cut: by its statistics restoring it does more harm than good")
-        new, shift = cut_only, output_shift(moments, old, cut_only, columns)
-    return new, shift
-
-
-def _told(consumer: Consumer, changed: Mapping[str, Tensor], shift: Shift | None) -> Written:
+def _told(consumer: Consumer, solution: Solution) -> Written:
     """What is reported of a consumer whose values were changed."""
+    shift = solution.shift
     error = shift.error if shift is not None and math.isfinite(shift.error) else None
-    varied = consumer.norm is not None and consumer.norm.var in changed
-    return Written(error, len(changed) > 1, varied)
+    varied = consumer.norm is not None and consumer.norm.var in solution.values
+    return Written(error, len(solution.values) > 1, varied)
 
 
 def _all_measured(unit: Unit, statistics: Statistics | None) -> bool:
@@ -280,7 +237,8 @@ class ChannelCut:
         if channel is None:
             return changed
         axes = {name: consumer.output_axis if name == consumer.weight else 0 for name in changed}
-        return {n: self.along(value, n, axes[n], channel) for n, value in changed.items()}
+        first = consumer.weight, consumer.output_axis
+        return {n: self.along(value, n, axes[n], channel, first) for n, value in changed.items()}
 
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Producers and everything channel-wise of units whose kept channels become mixtures.
@@ -288,11 +246,8 @@ class ChannelCut:
         Input columns of consumers are not cut here: each is rewritten on its own afterwards.
         """
         consumed = {(c.weight, c.axis) for c in self.graph.consumers.values()}
-        mixing = [unit for unit, _, _ in self._mixing]
         axes = {axis: c for axis, c in self.graph.axes.items() if axis not in consumed}
-        mixed = {
-            name for (name, _), c in axes.items() if any(bool(u.owns(c).any()) for u in mixing)
-        }
+        mixed = {axis[0] for axis in axes if self._mixing_along(axis)}
         values: dict[str, Tensor] = {}
         for (name, axis), channel in axes.items():
             if name in mixed:
@@ -300,14 +255,19 @@ class ChannelCut:
                 values[name] = self.along(old, name, axis, channel)
         return values
 
-    def along(self, tensor: Tensor, name: str, axis: int, channel: Tensor) -> Tensor:
-        """A parameter cut along one axis, whose indices belong to these channels."""
+    def along(
+        self, tensor: Tensor, name: str, axis: int, channel: Tensor, known: Axis | None = None
+    ) -> Tensor:
+        """A parameter cut along one axis, whose indices belong to these channels.
+
+        They are those of `known`, an axis of the graph, where it is not one itself.
+        """
         kept_here = kept_along(channel, self.mask)
         new = tensor.index_select(axis, torch.nonzero(kept_here).reshape(-1).to(tensor.device))
         position = torch.cumsum(kept_here, 0) - 1  # where a kept index lies afterwards
-        for unit, indices, delivery in self._mixing:
-            if delivery.merge is None or not bool(unit.owns(channel).any()):
-                continue
+        for unit in self._mixing_along(known or (name, axis)):
+            indices, delivery = self.kept[unit.name].cpu(), self.deliveries[unit.name]
+            assert delivery.merge is not None
             rows = _rows_of(channel, unit)
             mixed = _mix(tensor, axis, rows, delivery.merge)
             if delivery.gain is not None and name in _scales(self.graph, unit):
@@ -316,11 +276,14 @@ class ChannelCut:
             new = new.index_copy(axis, into, mixed.flatten(0, 1).movedim(0, axis).to(new))
         return new
 
+    def _mixing_along(self, axis: Axis) -> list[Unit]:
+        """Units along an axis whose kept channels become mixtures."""
+        units = self.graph.units_of.get(axis, ()) if self._merges else ()
+        return [u for u in units if u.name in self._merges]
+
     @cached_property
-    def _mixing(self) -> list[tuple[Unit, Tensor, Delivery]]:
-        """Units whose kept channels become mixtures."""
-        merging = {n: d for n, d in self.deliveries.items() if d.merge is not None}
-        return [(self.graph[n], self.kept[n].cpu(), d) for n, d in merging.items()]
+    def _merges(self) -> set[str]:
+        return {name for name, d in self.deliveries.items() if d.merge is not None}
 
 
 def _rows_of(channel: Tensor, unit: Unit) -> Tensor:
@@ -341,13 +304,3 @@ def _mix(tensor: Tensor, axis: int, rows: Tensor, merge: Tensor) -> Tensor:
     """Slices along an axis as mixtures of a unit's channels: (kept, slices each, rest)."""
     block = tensor.index_select(axis, rows.flatten().to(tensor.device)).movedim(axis, 0)
     return torch.tensordot(merge.to(tensor), block.unflatten(0, rows.shape), ([1], [0]))
-
-
-def _as_held(values: dict[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """New values as the model will hold them, so that a large one is not kept in float64."""
-    return {n: v.to(state[n].dtype) if n in state else v for n, v in values.items()}
-
-
-def _all_finite(values: Mapping[str, Tensor]) -> bool:
-    """Whether values as the model will hold them are finite: half precision ends at 65,504."""
-    return is_finite(*(v for v in values.values() if v.dtype.is_floating_point))

@@ -86,20 +86,27 @@ class Moments:
         return (torch.ones(taps, taps) if self.spatial is None else self.spatial).to(weight)
 
     def output_change(
-        self, before: Tensor, after: Tensor, kept: Tensor
+        self,
+        before: Tensor,
+        after: Tensor,
+        kept: Tensor,
+        mixed: Tensor | None = None,
+        mixed_new: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Variances (outputs,) of the consumer's output: before, after, and of their difference.
 
         `before` (outputs, features, taps) is over all features, `after` over those that are kept;
-        both arranged.
+        both arranged. `mixed` and `mixed_new` are both times the covariance, where that is known.
         """
         rows = torch.nonzero(self.by_tap(kept)).reshape(-1).to(self.covariance.device)
-        whole = self.covariance.to(before)
-        part = self.covariance[rows][:, rows].to(after)
         if self.taps == before.shape[2]:
             old, new, summed = before.flatten(1), after.flatten(1), [1]
-            mixed, mixed_new = old @ whole, new @ part
+            mixed = old @ self.covariance.to(before) if mixed is None else mixed
+            if mixed_new is None:
+                mixed_new = new @ self.covariance[rows][:, rows].to(after)
         else:
+            whole = self.covariance.to(before)
+            part = self.covariance[rows][:, rows].to(after)
             spatial = self._between_taps(before)
             old, new, summed = before.permute(2, 0, 1), after.permute(2, 0, 1), [0, 2]
             mixed = torch.einsum("ofk,kl->lof", before, spatial) @ whole

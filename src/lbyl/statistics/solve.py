@@ -2,23 +2,67 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.tensors import is_finite
 
+SOLVED = 1e-8  # relative residual of what counts as a solution
 RIDGE = 0.01  # of the mean variance of the kept inputs; 1e-3 … 3e-2 make no difference
 
 
+class Delivered(NamedTuple):
+    """Weights for the kept inputs, and those times the covariance, where they are known."""
+
+    weight: Tensor  # (o, t)
+    mixed: Tensor | None = None  # (o, t): only where the solution was seen to be one
+
+
 def deliver_weight(
-    flat: Tensor, covariance: Tensor, kept: Tensor, pruned: Tensor, ridge: float
-) -> Tensor:
-    """Rows of weights with what the pruned inputs carried written onto the kept ones."""
+    flat: Tensor,
+    covariance: Tensor,
+    kept: Tensor,
+    pruned: Tensor,
+    ridge: float,
+    mixed: Tensor | None = None,
+) -> Delivered:
+    """Rows of weights with what the pruned inputs carried written onto the kept ones.
+
+    W = V_P + V_Q C_QP (C_PP + εI)⁻¹ = (V C + ε V)_P (C_PP + εI)⁻¹, so that with `mixed` = V C
+    nothing is left to multiply: also W C_PP = (V C + ε V)_P − ε W.
+    """
     if not len(pruned):
-        return flat[:, kept]
+        return Delivered(flat[:, kept], mixed)
+    own = flat[:, kept]
+    if mixed is not None:
+        delivered = _by_products(own, covariance, kept, ridge, mixed[:, kept])
+        if delivered is not None:
+            return delivered
     carried = flat[:, pruned] @ covariance[pruned][:, kept]
-    return flat[:, kept] + solve_ridge(carried, covariance[kept][:, kept], ridge)
+    return Delivered(own + solve_ridge(carried, covariance[kept][:, kept], ridge))
+
+
+def _by_products(
+    own: Tensor, covariance: Tensor, kept: Tensor, ridge: float, mixed: Tensor
+) -> Delivered | None:
+    """The same from V_P and (V C)_P; None where the covariance has no Cholesky factor."""
+    matrix = covariance[kept][:, kept]
+    epsilon = _shift(matrix, ridge)
+    right = torch.addcmul(mixed, own, epsilon.expand_as(own))
+    solution = _solved(right, matrix, epsilon)
+    if solution is None:
+        return None
+    # Seen at one mixture of the rows, which needs the matrix itself: its factor might be poor.
+    some = torch.linspace(-1, 1, len(own), dtype=own.dtype, device=own.device).cos()
+    asked, weights = some @ right, some @ solution
+    spread = weights.new_zeros(len(covariance)).index_copy(0, kept, weights)
+    off = (covariance @ spread)[kept] + epsilon * weights - asked
+    if not bool(off.norm() <= SOLVED * asked.norm()):
+        return Delivered(solution)
+    return Delivered(solution, right - epsilon * solution)
 
 
 def regress(cross: Tensor, kept: Tensor, ridge: float) -> Tensor:
@@ -31,19 +75,30 @@ def solve_ridge(right: Tensor, matrix: Tensor, ridge: float) -> Tensor:
 
     Of the positive part where rounding left the matrix indefinite; zeros where nothing helps.
     """
-    scale = matrix.diagonal().mean().clamp(min=1e-280)
-    eye = torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
-    factor, failed = torch.linalg.cholesky_ex(matrix + max(ridge, 1e-9) * scale * eye)
-    if not int(failed):
-        solution = torch.cholesky_solve(right.T, factor).T
-        if is_finite(solution):
-            return solution
-    inverse = ridge_inverse(matrix, ridge)
-    if inverse is not None and is_finite(solution := right @ inverse):
-        note("solved by eigenvalues: the covariance is not positive definite")
+    solution = _solved(right, matrix.clone(), _shift(matrix, ridge))
+    if solution is not None:
         return solution
+    inverse = ridge_inverse(matrix, ridge)
+    if inverse is not None and is_finite(product := right @ inverse):
+        note("solved by eigenvalues: the covariance is not positive definite")
+        return product
     note("nothing is delivered: the covariance cannot be inverted")
     return torch.zeros_like(right)
+
+
+def _shift(matrix: Tensor, ridge: float) -> Tensor:
+    """ε, relative to the mean diagonal."""
+    return max(ridge, 1e-9) * matrix.diagonal().mean().clamp(min=1e-280)
+
+
+def _solved(right: Tensor, matrix: Tensor, epsilon: Tensor) -> Tensor | None:
+    """right · (matrix + ε I)⁻¹ by a Cholesky factor, None where there is none; changes matrix."""
+    matrix.diagonal().add_(epsilon)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed):
+        return None
+    solution = torch.cholesky_solve(right.T, factor).T
+    return solution if is_finite(solution) else None
 
 
 def ridge_inverse(matrix: Tensor, ridge: float) -> Tensor | None:

@@ -23,6 +23,7 @@ def layouts(graph: Graph, kept: Kept) -> dict[str, Tensor]:
     """Buffers that tell slim layers where their rows and columns lie, by name."""
     pruned = [graph[n] for n, k in kept.items() if len(k) < graph[n].channels]
     masked = [unit for unit in pruned if unit.masked]
+    names = {unit.name for unit in masked}
     values = dict(_sizes(graph, kept, pruned))
     if not masked:
         return values
@@ -31,7 +32,7 @@ def layouts(graph: Graph, kept: Kept) -> dict[str, Tensor]:
     ends = {(layer.weight, layer.output_axis): (layer.name, OUTPUTS) for layer in graph.layers}
     ends |= {(layer.weight, layer.input_axis): (layer.name, INPUTS) for layer in graph.layers}
     for axis, channel in graph.axes.items():
-        if axis in ends and any(bool(unit.owns(channel).any()) for unit in masked):
+        if axis in ends and names & {unit.name for unit in graph.units_of[axis]}:
             flags = kept_along(channel, all_kept)[kept_along(channel, surrounding)]
             name, word = ends[axis]
             values[f"{name}.{word}"] = layout(flags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lbyl.graph.declare import sizes_of
+from lbyl.torchkit.experts import is_fused, refit_experts
 
 
 def refit_attributes(model: nn.Module, original: nn.Module) -> None:
@@ -32,6 +33,8 @@ def _refit(module: nn.Module, before: nn.Module) -> None:
         module.normalized_shape = tuple(weight.shape)
     elif isinstance(module, nn.Embedding):
         module.num_embeddings, module.embedding_dim = module.weight.shape
+    elif is_fused(module):
+        refit_experts(module, before)
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.shape[0]
     elif hasattr(module, "nf") and "Conv1D" in {k.__name__ for k in type(module).__mro__}:

@@ -7,7 +7,7 @@ cannot be computed there is left out for that layer alone and noted, so that a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -45,3 +45,10 @@ def note(what: str) -> None:
     line = f"{layer}: {what}" if layer else what
     if notes is not None and line not in notes:
         notes.append(line)
+
+
+def repeat(lines: Iterable[str]) -> None:
+    """Tell again what an inner `noting` collected."""
+    notes = _notes.get()
+    if notes is not None:
+        notes += [line for line in lines if line not in notes]

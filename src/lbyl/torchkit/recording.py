@@ -6,7 +6,7 @@ running them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -78,6 +78,40 @@ def record(run: Run, inputs: Inputs) -> Recording | None:
         except RuntimeError:  # what is recorded may not wait for a value, views need an order
             torch.cuda.synchronize()
     return None
+
+
+FEW = 3  # repetitions that do not pay for a recording
+
+
+def repeated(step: Callable[[], None], times: int, device: torch.device) -> Iterator[None]:
+    """Take a step so many times, which changes tensors in place; yields after each.
+
+    On a CUDA device the first is taken as it is, the second recorded, and that replayed.
+    """
+    graph: torch.cuda.CUDAGraph | None = None
+    for i in range(times):
+        if device.type == "cuda" and i == 1 and times > FEW:
+            graph = _captured(step, device)
+        step() if graph is None else graph.replay()
+        yield
+
+
+def _captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
+    """A step's kernels, which do not run meanwhile; None where they cannot be recorded."""
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(side):
+        try:
+            graph.capture_begin()
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        except RuntimeError:
+            torch.cuda.synchronize(device)
+            return None
+    torch.cuda.current_stream(device).wait_stream(side)
+    return graph
 
 
 def _record(run: Run, inputs: Inputs) -> Recording:

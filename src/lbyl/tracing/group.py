@@ -27,7 +27,8 @@ def without(graph: Graph, dropped: dict[str, str]) -> Graph:
 
 STACKED = (
     "its weights are slices of one tensor, a layer each, and which of them run depends on the "
-    "input (a mixture of experts); split them into layers of their own to prune them"
+    "input (a mixture of experts of another form than those that can be taken apart); give each "
+    "expert layers of its own to prune them"
 )
 
 

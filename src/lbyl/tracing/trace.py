@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten
 from lbyl.errors import LbylError
 from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
+from lbyl.torchkit.experts import alignments, split_experts
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import own_randomness
 from lbyl.torchkit.tensors import is_finite, numbers
@@ -41,12 +42,16 @@ def trace(
     `exclude`. `residual` also offers channels that additions tie across layers.
     """
     check_model(model)
+    model = split_experts(model)
     flow = follow(model, example_inputs, residual=residual)
     graph = build(flow, residual=residual)
     whole = graph if residual else build(flow, residual=True)
     unprunable = {**packed(model), **graph.unprunable}
     batch = _batch(example_inputs)
     graph = replace(graph, batch=batch, all_units=whole.units, unprunable=unprunable)
+    aligned = alignments(model)
+    units = [replace(u, multiple=aligned.get(u.producers[0].weight, 1)) for u in graph.units]
+    graph = replace(graph, units=tuple(units))
     ordinary = [p for p in listed(include) if not names_attention(p)]
     graph = select(graph, ordinary, [p for p in listed(exclude) if not names_attention(p)])
     graph = verify(model, example_inputs, graph, flow.record, residual)

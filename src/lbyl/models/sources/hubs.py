@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +47,10 @@ def from_torchvision(name: str, word: str | None, classes: int | None) -> Networ
     size = getattr(transforms, "crop_size", [DEFAULT_SIZE])[0]
     mean = getattr(transforms, "mean", IMAGENET_MEAN)
     std = getattr(transforms, "std", IMAGENET_STD)
-    return image_network(model, size, mean, std, word)
+    network = image_network(model, size, mean, std, word)
+    if models.get_model_builder(name).__module__.startswith("torchvision.models.detection"):
+        network = replace(network, example=([network.example[0]],))  # a list of images
+    return network
 
 
 @register(

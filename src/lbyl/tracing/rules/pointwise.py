@@ -67,6 +67,8 @@ def unify(
             operands.append(label)
     for other in operands[1:]:
         reason = f"it meets a tensor of fixed size at {location}"
+        if call.op == "copy_":
+            reason = f"it is copied into a tensor of fixed size (a state, a cache) in {call.module}"
         flow.atoms.tie(operands[0], other, reason, added)
     first = next((x for x in operands if bool((constant_dropped(x) != FIXED).any())), None)
     return torch.tensor(FIXED).expand(shape) if first is None else first.expand(shape)

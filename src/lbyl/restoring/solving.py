@@ -1,0 +1,167 @@
+"""A consumer's new weight, and what is put back behind it.
+
+Allocations that are tried share much: what a consumer makes of all its inputs, and solutions for
+inputs that several of them keep. Both are remembered as far as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lbyl.graph.unit import Consumer, Graph
+from lbyl.graph.weights import as_matrix, from_matrix
+from lbyl.methods.base import Delivery, Method, Rewrite
+from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
+from lbyl.statistics.moments import Statistics
+from lbyl.torchkit.fallbacks import at, note, noting, repeat
+from lbyl.torchkit.tensors import can_take_bias, is_finite, tensors
+
+REMEMBERED = 1 << 28  # numbers of solutions and products
+
+
+@dataclass(frozen=True)
+class Solution:
+    """New values around a consumer; all of its outputs are there."""
+
+    values: dict[str, Tensor]  # its weight for the kept inputs, its BatchNorm's statistics or bias
+    shift: Shift | None
+    notes: tuple[str, ...]
+
+
+@dataclass
+class Solver:
+    """Solves consumers of one network by one method on one collection of statistics."""
+
+    model: nn.Module
+    graph: Graph
+    method: Method
+    statistics: Statistics | None
+    remembers: bool = False  # for several plans; one plan asks for each consumer once
+    _known: dict[tuple[str, bytes], Solution] = field(default_factory=dict, repr=False)
+    _mixed: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _room: int = REMEMBERED  # for so many numbers more
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        return tensors(self.model)
+
+    def __call__(
+        self,
+        consumer: Consumer,
+        columns: Tensor,
+        deliveries: dict[str, Delivery],
+        kept: dict[str, Tensor],
+    ) -> Solution:
+        """The solution where these input columns of a consumer are kept."""
+        key = consumer.name, columns.numpy().tobytes()
+        solution = self._known.get(key)
+        if solution is None:
+            with noting() as notes, at(consumer.name):
+                values, shift = self._solve(consumer, columns, deliveries, kept)
+            solution = Solution(values, shift, tuple(notes))
+            # What mixes channels of a unit depends on more than on what this consumer keeps.
+            if self.remembers and not self.method.by_unit and self._room >= 0:
+                self._known[key] = solution
+                self._room -= sum(v.numel() for v in values.values())
+        repeat(solution.notes)
+        return solution
+
+    def _solve(
+        self,
+        consumer: Consumer,
+        columns: Tensor,
+        deliveries: dict[str, Delivery],
+        kept: dict[str, Tensor],
+    ) -> tuple[dict[str, Tensor], Shift | None]:
+        moments = self.statistics.get(consumer.name) if self.statistics else None
+        weight = self.state[consumer.weight]
+        old = as_matrix(weight, consumer)
+        mixed = self._products(consumer, old)
+        rewrite = Rewrite(
+            self.graph,
+            consumer,
+            old,
+            columns,
+            deliveries,
+            kept,
+            moments,
+            mixed,
+            takes_mean=self._takes_mean(consumer),
+        )
+        new, shift = _rewritten(self.method, rewrite)
+        values = {consumer.weight: from_matrix(new, consumer, weight)}
+        values |= self._corrected(consumer, shift)
+        # Outputs may become mixtures yet, which are made in full precision.
+        return values if self.method.by_unit else as_held(values, self.state), shift
+
+    def _products(self, consumer: Consumer, weight: Tensor) -> Tensor | None:
+        """(outputs, rows): the weight times the covariance of all inputs, where they fit."""
+        moments = self.statistics.get(consumer.name) if self.statistics else None
+        if moments is None or not self.method.needs_statistics:
+            return None
+        if consumer.name in self._mixed:
+            return self._mixed[consumer.name]
+        arranged = moments.arrange(weight)
+        if moments.taps != arranged.shape[2]:
+            return None
+        mixed = arranged.flatten(1) @ moments.covariance.to(arranged)
+        if self.remembers and self._room >= 0:
+            self._mixed[consumer.name] = mixed
+            self._room -= mixed.numel()
+        return mixed
+
+    def _corrected(self, consumer: Consumer, shift: Shift | None) -> dict[str, Tensor]:
+        """What is put back behind a consumer, in full output size."""
+        if shift is None:
+            return {}
+        allowed = self._takes_mean(consumer)
+        return corrected_values(consumer, shift, self.state, self.method.correction, allowed)
+
+    def _takes_mean(self, consumer: Consumer) -> bool:
+        """Whether the mean of what went has a place behind a consumer, or gets one."""
+        if consumer.bias is not None or consumer.norm is not None:
+            return True
+        allowed = getattr(self.method, "new_bias", True)
+        return bool(allowed) and can_take_bias(self.model, consumer.name)
+
+
+def _rewritten(method: Method, rewrite: Rewrite) -> tuple[Tensor, Shift | None]:
+    """A consumer's new weight and how its output moves; where that does harm, it is only cut."""
+    old, columns, moments = rewrite.weight, rewrite.kept_columns, rewrite.moments
+    new = method.rewrite(rewrite)
+    mixed = next((product for weight, product in rewrite.found if weight is new), None)
+    cut_only = old[:, columns.to(old.device)] if mixed is None else new
+    if mixed is None and not is_finite(new):
+        note("only cut: what it should take over is not finite")
+        new = cut_only
+    if moments is None:
+        return new, None
+    shift = output_shift(moments, old, new, columns, rewrite.mixed, mixed)
+    # Only a method that went by these moments can be held to them.
+    unsure = method.needs_statistics and mixed is None
+    if unsure and is_worse_than_cut(moments, old, columns, shift):
+        note("only cut: by its statistics restoring it does more harm than good")
+        new, shift = cut_only, output_shift(moments, old, cut_only, columns, rewrite.mixed)
+    return new, shift
+
+
+def as_held(values: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """New values as the model will hold them, so that a large one is not kept in float64."""
+    return {n: v.to(state[n].dtype) if n in state else v for n, v in values.items()}
+
+
+def all_finite(values: Mapping[str, Tensor]) -> bool:
+    """Whether values as the model will hold them are finite: half precision ends at 65,504."""
+    return is_finite(*(v for v in values.values() if v.dtype.is_floating_point))
+
+
+def silenced(solution: Solution, consumer: Consumer, columns: Tensor, like: Tensor) -> Tensor:
+    """The consumer's weight for all inputs, zeros where they are pruned: nobody reads those."""
+    full = torch.zeros_like(like)
+    where = torch.nonzero(columns).reshape(-1).to(like.device)
+    return full.index_copy(consumer.axis, where, solution.values[consumer.weight])
