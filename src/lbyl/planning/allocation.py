@@ -92,10 +92,17 @@ def fit(
     low, high = 0.0, 1 / min(positive)
     if cost(counts(high)) > budget:
         return None
+    least, most = counts(high), counts(low)
     for _ in range(40):
+        if least == most:
+            break
         scale = (low + high) / 2
-        low, high = (low, scale) if cost(counts(scale)) <= budget else (scale, high)
-    return counts(high)
+        tried = counts(scale)
+        if cost(tried) <= budget:
+            high, least = scale, tried
+        else:
+            low, most = scale, tried
+    return least
 
 
 @dataclass

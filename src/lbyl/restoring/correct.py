@@ -75,7 +75,7 @@ def _arranged(moments: Moments, weight: Tensor, kept: Tensor) -> Tensor:
     return moments.arrange(full)[:, moments.kept_features(kept).to(weight.device)]
 
 
-def scaled_variance(variance: Tensor, eps: float, factor: Tensor) -> Tensor:
+def scaled_variance(variance: Tensor, eps: float | Tensor, factor: Tensor) -> Tensor:
     """A running variance under which BatchNorm divides by a variance `factor` times as large.
 
     BatchNorm divides by the root of variance + eps, so that sum is what scales.

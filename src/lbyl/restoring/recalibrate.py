@@ -9,12 +9,12 @@ too far.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from lbyl.graph.unit import Axis, Graph
+from lbyl.graph.unit import Axis, Graph, Norm
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
 from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
@@ -95,28 +95,56 @@ def recalibrate(
     """
     before = batch_moments(original, inputs) if before is None else before
     after = batch_moments(slim, inputs)
-    state, now, moved_norms = tensors(original), tensors(slim), 0
-    for norm in graph.norms:
-        if norm.mean not in before or norm.mean not in after:
-            continue
-        keep = indices.get((norm.mean, 0))
-        mean, var = state[norm.mean].double(), state[norm.var].double() + norm.eps
-        old_mean, old_var = before[norm.mean]
-        if keep is not None:
-            keep = keep.to(mean.device)
-            mean, var, old_mean, old_var = mean[keep], var[keep], old_mean[keep], old_var[keep]
-        new_mean, new_var = after[norm.mean]
-        ratio = ((new_var + 1e-12) / (old_var + 1e-12)).clamp(*limits)
-        mean, var = mean + new_mean - old_mean, var * ratio
-        held_mean, held_var = now[norm.mean].double(), now[norm.var].double()
-        moved_mean = held_mean + step * (mean - held_mean)
-        factor = (var / (held_var + norm.eps).clamp(min=1e-30)) ** step
-        moved_var = scaled_variance(held_var, norm.eps, factor)
-        if not is_finite(moved_mean.to(now[norm.mean]), moved_var.to(now[norm.var])):
-            with at(norm.mean.rpartition(".")[0]):
-                note("not recalibrated: what enters it is not finite")
-            continue
-        now[norm.mean].copy_(moved_mean)
-        now[norm.var].copy_(moved_var)
-        moved_norms += 1
-    return moved_norms
+    state, now = tensors(original), tensors(slim)
+    norms = [norm for norm in graph.norms if norm.mean in before and norm.mean in after]
+    if not norms:
+        return 0
+    # All of them side by side: single vectors are short, and there are hundreds.
+    lengths = [len(now[norm.mean]) for norm in norms]
+    device = now[norms[0].mean].device
+    keep = _kept_of_all(
+        [indices.get((n.mean, 0)) for n in norms], [len(before[n.mean][0]) for n in norms]
+    )
+    keep = keep.to(device)
+
+    def joined(values: Iterable[Tensor]) -> Tensor:
+        return torch.cat([value.double().to(device) for value in values])
+
+    eps = torch.tensor([norm.eps for norm in norms], dtype=torch.float64)
+    eps = eps.repeat_interleave(torch.tensor(lengths)).to(device)
+    mean = joined(state[n.mean] for n in norms)[keep]
+    var = joined(state[n.var] for n in norms)[keep] + eps
+    old_mean, old_var = (joined(before[n.mean][i] for n in norms)[keep] for i in (0, 1))
+    new_mean, new_var = (joined(after[n.mean][i] for n in norms) for i in (0, 1))
+    ratio = ((new_var + 1e-12) / (old_var + 1e-12)).clamp(*limits)
+    mean, var = mean + new_mean - old_mean, var * ratio
+    held_mean, held_var = joined(now[n.mean] for n in norms), joined(now[n.var] for n in norms)
+    factor = (var / (held_var + eps).clamp(min=1e-30)) ** step
+    moved_mean = (held_mean + step * (mean - held_mean)).split(lengths)
+    moved_var = scaled_variance(held_var, eps, factor).split(lengths)
+    values = {
+        n: (m.to(now[n.mean]), v.to(now[n.var])) for n, m, v in zip(norms, moved_mean, moved_var)
+    }
+    if not is_finite(*(x for pair in values.values() for x in pair)):
+        values = {n: pair for n, pair in values.items() if _checked(n, pair)}
+    for norm, pair in values.items():
+        now[norm.mean].copy_(pair[0])
+        now[norm.var].copy_(pair[1])
+    return len(values)
+
+
+def _checked(norm: Norm, values: tuple[Tensor, Tensor]) -> bool:
+    if not is_finite(*values):
+        with at(norm.mean.rpartition(".")[0]):
+            note("not recalibrated: what enters it is not finite")
+        return False
+    return True
+
+
+def _kept_of_all(kept: Sequence[Tensor | None], lengths: Sequence[int]) -> Tensor:
+    """Indices that are kept of several vectors (None: all), where these lie side by side."""
+    parts, first = [], 0
+    for indices, length in zip(kept, lengths):
+        parts.append(first + (torch.arange(length) if indices is None else indices.cpu()))
+        first += length
+    return torch.cat(parts)
