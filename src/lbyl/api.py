@@ -422,7 +422,15 @@ class Prepared:
         else:
             inputs = self.fresh.endless()
         return refine_in_place(
-            self.model, slim, self.graph, indices, steps, inputs, second_pass, self.progress
+            self.model,
+            slim,
+            self.graph,
+            indices,
+            steps,
+            inputs,
+            second_pass,
+            self.progress,
+            self.judges.vocabulary,
         )
 
     @own_randomness()

@@ -60,16 +60,16 @@ class Judges:
     def whole(self) -> Divergence:
         """Judges a network that was cut everywhere."""
         ways = (False, True) if self.graph.norms and self.own is None else (False,)
-        return Divergence(self.model, self._inputs(WHOLE), ways, self._vocabulary)
+        return Divergence(self.model, self._inputs(WHOLE), ways, self.vocabulary)
 
     @property
-    def _vocabulary(self) -> int | None:
+    def vocabulary(self) -> int | None:
         return None if self.fresh.author is None else self.fresh.author.vocabulary
 
     @cached_property
     def alone(self) -> Divergence:
         """Judges a network of which one unit was cut: quicker."""
-        return Divergence(self.model, self._inputs(ALONE), (False,), self._vocabulary)
+        return Divergence(self.model, self._inputs(ALONE), (False,), self.vocabulary)
 
     def _inputs(self, part: int) -> Sequence[Inputs]:
         if self.own is None:

@@ -302,3 +302,52 @@ def test_without_gradients_it_says_so() -> None:
     model, x = build("chain"), example("chain")
     with torch.inference_mode(), pytest.raises(lbyl.LbylError, match="inference_mode"):
         lbyl.compress(model, x, 0.5, refine=2)
+
+
+class Attending(nn.Module):
+    """A causal language model of one attention, and what a mask hides is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.up, self.down, self.head = nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 20)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.table(input_ids)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        x = x + self.attention(x, x, x, attn_mask=later, need_weights=False)[0]
+        return torch.as_tensor(self.head(4 * (x + self.down(self.up(x).relu()))))
+
+
+def test_a_language_model_is_refined_by_its_answers_also_where_no_consumer_is_cut() -> None:
+    torch.manual_seed(0)
+    model = Attending().eval()
+    with torch.no_grad():
+        model.attention.in_proj_weight.mul_(4)  # so that it matters who attends to whom
+    prepared = lbyl.prepare(model, torch.randint(20, (4, 8)), include=["*", "*:qk"], data=24)
+    plain = prepared.compress({"*:qk": 0.75})
+    refined = prepared.refine(plain, 30)
+    assert refined.refinement is not None
+    assert refined.refinement.loss_after < 0.9 * refined.refinement.loss_before
+    assert prepared.judges.whole(refined.model) < prepared.judges.whole(plain.model)
+
+
+def test_what_a_mask_hides_is_no_part_of_the_loss() -> None:
+    torch.manual_seed(0)
+    model = Attending().eval()
+    tokens = torch.randint(20, (4, 8))
+    graph = lbyl.trace(model, tokens)
+    plan = lbyl.Plan({"up": torch.arange(12)}, {"up": 24})
+    indices = kept_indices(graph, plan.kept)
+    slim = lbyl.compress(model, tokens, plan, method="none").model
+    task = refine.Distillation(model, slim, graph, indices, False, 20)
+    mask = torch.ones_like(tokens)
+    mask[:, 5:] = 0
+    other = torch.where(mask == 0, (tokens + 7) % 20, tokens)
+    task.loss({"input_ids": tokens, "attention_mask": mask})  # the scale of errors is measured once
+    hidden = [task.loss({"input_ids": x, "attention_mask": mask}) for x in (tokens, other)]
+    whole = [task.loss({"input_ids": x}) for x in (tokens, other)]
+    short = task.loss({"input_ids": tokens[:, :5]})
+    assert torch.allclose(hidden[0], hidden[1]) and torch.allclose(hidden[0], short)
+    assert not torch.allclose(whole[0], whole[1])

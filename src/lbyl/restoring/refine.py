@@ -4,7 +4,9 @@ A closed form can only rewrite consumers. Here the original (the teacher) and th
 student) run on the same procedural inputs, BatchNorm normalising by the batch. The trainable
 parameters are all that lost channels; the loss is the error of each consumer's output (behind its
 BatchNorm, where it has one), relative to the variance of the teacher's. No data, no labels, inputs
-drawn anew for every step. Steps are relative to the size of a tensor and to the error there is to
+drawn anew for every step. A language model runs on text that it wrote itself, on which its answers
+mean something: how far the student's chances of tokens diverge from the teacher's is part of the
+loss there. Steps are relative to the size of a tensor and to the error there is to
 undo; where the first ones raise the loss they begin again smaller, so that one rate serves all
 networks; they shrink linearly to zero. What does not lower the loss on inputs that no step has seen
 is undone.
@@ -27,7 +29,9 @@ from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Consumer, Graph
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
+from lbyl.inputs.writing import scores_of
 from lbyl.restoring.descent import Adam, differentiated, requiring_gradients
+from lbyl.restoring.divergence import SCORES, thinned
 from lbyl.restoring.recalibrate import recalibrate
 from lbyl.surgery.indices import consumers_cut
 from lbyl.torchkit.fallbacks import note
@@ -43,6 +47,7 @@ HARM = 1.02  # made the loss so much larger: by less, it may be chance
 PATIENT = 100  # with fewer steps than this each is smaller, for there are few to undo its noise
 AUTO = "auto"  # in place of a number of steps: rounds of so many, until one
 ROUNDS, ENOUGH = (100, 200, 400, 800), 0.97  # no longer lowers the loss to this part of it
+ANSWERS = 1.0  # weight of the divergence of a language model's answers, in nats a token
 ANY_VARIANCE = (1e-6, 1e6)  # trained filters may change the scale of their output
 Steps = int | Literal["auto"]
 OutputCallback = Callable[[str, int, Tensor], None]
@@ -103,6 +108,7 @@ class Distillation:
     graph: Graph
     indices: Mapping[Axis, Tensor]
     by_batch: bool = True  # how BatchNorm normalises
+    vocabulary: int | None = None  # of a language model, whose answers are compared as well
 
     def __post_init__(self) -> None:
         self.consumers = consumers_cut(self.graph, self.indices)
@@ -115,6 +121,12 @@ class Distillation:
         self._errors: list[Tensor] = []
         self._compared: dict[str, int] = {}  # calls of each consumer
         self._variances: dict[tuple[str, int], Tensor] = {}
+        self._shown: list[Tensor] = []  # masks of the batch: tokens that are no padding
+
+    @property
+    def terms(self) -> int:
+        """How many errors the loss is the sum of."""
+        return len(self.consumers) + (self.vocabulary is not None)
 
     def trainable(self) -> list[nn.Parameter]:
         """The trainable parameters: those of the student that lost channels."""
@@ -147,18 +159,38 @@ class Distillation:
         call = self._compared.get(name, 0)
         if call < len(self._targets.get(name, ())):
             target, variance = self._targets[name][call], self._variances[name, call]
-            self._errors.append(relative_error(output, target, variance))
+            shown = next((m for m in self._shown if m.shape == output.shape[:-1]), None)
+            self._errors.append(relative_error(output, target, variance, shown))
             self._compared[name] = call + 1
 
     def loss(self, inputs: Inputs) -> Tensor:
         """Squared error of each consumer's output over the teacher's variance, summed."""
         self._targets, self._errors, self._compared = {}, [], {}
+        self._shown = masks_of(inputs)
         with evaluation_mode(self.teacher), torch.no_grad(), self._precision(), self._teacher_watch:
-            call_model(self.teacher, inputs)
+            wanted = call_model(self.teacher, inputs)
         with evaluation_mode(self.student), self._precision(), self._student_watch:
-            call_model(self.student, inputs)
+            given = call_model(self.student, inputs)
         errors, self._targets, self._errors = self._errors, {}, []
+        if self.vocabulary is not None:
+            errors.append(ANSWERS * self._divergence(wanted, given, self.vocabulary))
         return torch.stack(errors).sum() if errors else torch.zeros(())
+
+    def _divergence(self, wanted: Any, given: Any, vocabulary: int) -> Tensor:
+        """Of the chances that the student gives to tokens from the teacher's, of all places."""
+        teacher, student = scores_of(wanted, vocabulary), scores_of(given, vocabulary)
+        if teacher is None or student is None:
+            return torch.zeros((), device=device_of(self.student))
+        shown = next((m for m in self._shown if m.shape == teacher.shape[:2]), None)
+        p, q = (
+            thinned(x.flatten(0, 1), SCORES).float().log_softmax(-1) for x in (teacher, student)
+        )
+        by_place = (p.exp() * (p - q)).sum(-1)
+        if shown is None:
+            return by_place.mean()
+        step = -(-shown.numel() // len(by_place))
+        weight = shown.flatten()[::step].to(by_place)
+        return (by_place * weight).sum() / weight.sum().clamp(min=1)
 
     def _precision(self) -> torch.autocast:
         """bfloat16 on a GPU, where it is several times as fast; the loss is in float32."""
@@ -194,12 +226,27 @@ def mean_variance(target: Tensor, axis: int) -> Tensor:
     return target.float().var(others, correction=0).mean()
 
 
-def relative_error(output: Tensor, target: Tensor, variance: Tensor) -> Tensor:
-    """Mean squared difference over the variance of the target."""
+def relative_error(
+    output: Tensor, target: Tensor, variance: Tensor, shown: Tensor | None = None
+) -> Tensor:
+    """Mean squared difference over the variance of the target, of rows that no mask hides."""
     if output.shape != target.shape:
         raise LbylError("a consumer of the slim model gives another shape than the original's")
+    numbers: Tensor | int = output.numel()
+    if shown is not None:
+        weight = shown[..., None].to(output.dtype)
+        output, target = output * weight, target * weight
+        numbers = (shown.sum() * output.shape[-1]).clamp(min=1)
     total: Tensor = SquaredError.apply(output, target)
-    return total / (output.numel() * (variance + 1e-12))
+    return total / (numbers * (variance + 1e-12))
+
+
+def masks_of(inputs: Inputs) -> list[Tensor]:
+    """Masks (sequences, length) among inputs by name; what they hide is padding."""
+    if not isinstance(inputs, Mapping):
+        return []
+    named = [x for name, x in inputs.items() if str(name).endswith("mask")]
+    return [x != 0 for x in named if isinstance(x, Tensor) and x.dim() == 2]
 
 
 def refine(
@@ -211,6 +258,7 @@ def refine(
     inputs: Iterator[Inputs],
     second_pass: InputBatches | None,
     progress: Progress | None = None,
+    vocabulary: int | None = None,
 ) -> Refinement:
     """Train `slim` (in place), the student, towards `original`, the teacher, a batch a step.
 
@@ -219,7 +267,8 @@ def refine(
     """
     if torch.is_inference_mode_enabled():
         raise LbylError("refine= needs gradients: call compress outside of torch.inference_mode()")
-    task = Distillation(original, slim, graph, indices, by_batch=second_pass is not None)
+    by_batch = second_pass is not None
+    task = Distillation(original, slim, graph, indices, by_batch, vocabulary)
     descent = Descent(task, inputs, next(inputs), progress)
     rounds = (steps,) if isinstance(steps, int) else ROUNDS
     first = last = descent.loss()
@@ -265,7 +314,7 @@ class Descent:
 
     def run(self, steps: int, first: float) -> float:
         """The loss after a round of steps, from `first` before it."""
-        rate = RATE * min(1.0, steps / PATIENT) * (first / len(self.task.consumers)) ** 0.5
+        rate = RATE * min(1.0, steps / PATIENT) * (first / self.task.terms) ** 0.5
         before = [p.detach().clone() for p in self.parameters]
         with torch.enable_grad(), requiring_gradients(self.parameters):
             for i in range(TRIES):
