@@ -26,7 +26,6 @@ from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.forecast import Forecaster
 from lbyl.restoring.recalibrate import BatchNormMoments, batch_moments, recalibrate
 from lbyl.restoring.rewrite import Restoration, restore, silencing
-from lbyl.restoring.scratch import Scratch
 from lbyl.restoring.solving import Solver
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import kept_indices
@@ -83,11 +82,6 @@ class Judges:
         if self.own is not None:
             return Forecaster(self.model, list(self.own.batches), "own")
         return Forecaster(self.model, self.fresh.forecasting, by_batch=bool(self.graph.norms))
-
-    @cached_property
-    def scratch(self) -> Scratch:
-        """The network with single units silenced."""
-        return Scratch(self.model)
 
     @cached_property
     def second_pass(self) -> BatchNormMoments:
@@ -253,7 +247,7 @@ class Chooser:
         return [agreed(score) for score in found if score is not None]
 
     def _silenced(self, values: Mapping[str, Tensor]) -> float:
-        with self.judges.scratch.holding(values) as silenced:
+        with self.judges.alone.scratch.holding(values) as silenced:
             return self.judges.alone(silenced)
 
     def _cut_score(self, plan: Plan) -> float:

@@ -230,6 +230,11 @@ class Graph:
         return sum(unit.channels for unit in self.units)
 
     @cached_property
+    def numbers(self) -> int:
+        """How many numbers of channels there are, those of dropped units included."""
+        return max((int(index.max()) for index in self.axes.values()), default=-1) + 1
+
+    @cached_property
     def _owner(self) -> Tensor:
         """For every number of a channel the index of its unit, and −1 as the last."""
         owner = torch.full((max((u.range.stop for u in self.units), default=0) + 1,), -1)

@@ -9,6 +9,7 @@ counts by the block's fraction of the residual sum.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
-from lbyl.graph.unit import Axis, Graph, Producer, Unit
+from lbyl.graph.unit import Graph, Producer, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.planning.elimination import EchoCriterion, consumer_view
 from lbyl.planning.grouped import group_views
@@ -103,44 +104,57 @@ def _power(producer: Producer, state: Mapping[str, Tensor]) -> float:
 
 
 class Sizes:
-    """Sizes of all parameters as a function of how many channels of each unit are kept."""
+    """Sizes of all parameters as a function of how many channels of each unit are kept.
+
+    Along each axis a size is linear in the numbers of pruned channels, so that all of them are one
+    product: searches ask hundreds of times.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.units = {unit.name: unit for unit in graph.units}
-        self._owned: dict[Axis, dict[str, float]] = {}
-        starts = torch.tensor([u.start for u in graph.units] or [0])
-        for axis, channel in graph.axes.items():
-            per_unit: dict[str, float] = {}
-            index = torch.searchsorted(starts, channel.clamp(min=0).contiguous(), right=True) - 1
-            for i in torch.unique(index[channel >= 0]).tolist():
-                unit = graph.units[i]
-                mine = int(unit.owns(channel).sum())
-                if mine:
-                    per_unit[unit.name] = mine / unit.channels
-            if per_unit:
-                self._owned[axis] = per_unit
+        self.units = list(graph.units)
+        self.names = list(graph.shapes)
+        column = {unit.name: i for i, unit in enumerate(graph.units)}
+        owned = {axis: units for axis, units in graph.units_of.items() if units}
+        # A slot for every axis that carries channels; parameters with fewer have slots of size 1.
+        slots = {
+            name: [a for a in range(len(s)) if (name, a) in owned]
+            for name, s in graph.shapes.items()
+        }
+        most = max((len(axes) for axes in slots.values()), default=0)
+        shape = (len(self.names), most, len(self.units))
+        self._channels = torch.tensor([u.channels for u in self.units], dtype=torch.float64)
+        self._pruned, self._heads = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+        self._full = torch.ones(shape[:2], dtype=torch.float64)
+        self._fixed = torch.ones(len(self.names), dtype=torch.float64)
+        for row, name in enumerate(self.names):
+            sizes = graph.shapes[name]
+            self._fixed[row] = math.prod(s for a, s in enumerate(sizes) if a not in slots[name])
+            for slot, a in enumerate(slots[name]):
+                self._full[row, slot] = sizes[a]
+                for unit in owned[name, a]:
+                    mine = int(unit.owns(graph.axes[name, a]).sum()) / unit.channels
+                    if unit.kind == "heads":  # takes its part of what else is left on the axis
+                        self._heads[row, slot, column[unit.name]] = mine / sizes[a]
+                    else:
+                        self._pruned[row, slot, column[unit.name]] = mine
+        index = {name: i for i, name in enumerate(self.names)}
+        self._layers = torch.tensor([index[layer.weight] for layer in graph.layers]).long()
+        self._positions = torch.tensor([layer.positions for layer in graph.layers]).double()
 
-    def of(self, name: str, counts: Mapping[str, int]) -> int:
-        """Elements of a parameter when `counts` channels of each unit are kept."""
-        total = 1.0
-        for axis, size in enumerate(self.graph.shapes[name]):
-            pruned, heads = 0.0, 1.0
-            for u, each in self._owned.get((name, axis), {}).items():
-                unit = self.units[u]
-                if unit.kind == "heads":  # takes its part of what else is left on the axis
-                    heads -= (unit.channels - counts[u]) * each / size
-                else:
-                    pruned += (unit.channels - counts[u]) * each
-            total *= (size - pruned) * heads
-        return round(total)
+    def all(self, counts: Mapping[str, int]) -> Tensor:
+        """Elements of every parameter when `counts` channels of each unit are kept."""
+        left = torch.tensor([counts[unit.name] for unit in self.units], dtype=torch.float64)
+        gone = self._channels - left
+        along = (self._full - self._pruned @ gone) * (1 - self._heads @ gone)
+        return (self._fixed * along.prod(1)).round()
 
     def macs(self, counts: Mapping[str, int]) -> int:
-        weights = {c.weight for c in self.graph.layers}
-        return self.graph.macs({name: self.of(name, counts) for name in weights})
+        layers = int((self._positions * self.all(counts)[self._layers]).sum())
+        return (self.graph.fixed_macs + layers) // self.graph.batch
 
     def parameters(self, counts: Mapping[str, int]) -> int:
-        return sum(self.of(name, counts) for name in self.graph.shapes)
+        return int(self.all(counts).sum())
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ class Divergence:
     vocabulary: int | None = None
 
     @cached_property
+    def scratch(self) -> Scratch:
+        """The network with other values for a while."""
+        return Scratch(self.model)
+
+    @cached_property
     def _outputs(self) -> dict[bool, list[list[Tensor]]]:
         return {way: self._of(self.model, way) for way in self.by_batch}
 
@@ -80,7 +85,7 @@ class Divergence:
         except Exception:  # whatever the network says to a larger batch
             return None
         found = [self._between(self._outputs[False], one, False) for one in made]
-        with Scratch(self.model).holding(variants[0]) as first:
+        with self.scratch.holding(variants[0]) as first:
             alone = self._between(self._outputs[False], self._of(first, False), False)
         return found if abs(found[0] - alone) <= ALIKE * alone + FLOOR else None
 

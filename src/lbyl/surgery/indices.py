@@ -15,8 +15,7 @@ Kept = Mapping[str, Tensor]
 
 def kept_mask(graph: Graph, kept: Kept) -> Tensor:
     """A flag for every channel of the network: is it kept?"""
-    count = max((int(index.max()) for index in graph.axes.values()), default=-1) + 1
-    mask = torch.ones(count, dtype=torch.bool)
+    mask = torch.ones(graph.numbers, dtype=torch.bool)
     for name, indices in kept.items():
         unit = graph[name]
         mask[unit.start : unit.range.stop] = False
