@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ pytest.importorskip("ultralytics")
 from typer.testing import CliRunner
 
 import lbyl
-from benchmarks.detection.draw import CLASSES, DrawConfig, draw_detection_set
+from benchmarks.detection.yolo import TINY, yolo_set
 from lbyl import LbylError
 from lbyl.cli.app import app
 from lbyl.models import resolve
@@ -25,21 +24,6 @@ from lbyl.models.sources.ultralytics import check_recipe
 from lbyl.models.yolo import as_yolo, write_yolo
 
 SIZE = 64
-TINY = """
-nc: 6
-backbone:
-  - [-1, 1, Conv, [16, 3, 2]]
-  - [-1, 1, Conv, [32, 3, 2]]
-  - [-1, 1, C3k2, [32, False, 0.5]]
-  - [-1, 1, Conv, [48, 3, 2]]
-  - [-1, 1, C3k2, [48, False, 0.5]]
-  - [-1, 1, SPPF, [48, 5]]
-head:
-  - [-1, 1, nn.Upsample, [None, 2, nearest]]
-  - [[-1, 2], 1, Concat, [1]]
-  - [-1, 1, C3k2, [32, False]]
-  - [[8, 5], 1, Detect, [nc]]
-"""
 
 
 def count(model: torch.nn.Module) -> int:
@@ -106,22 +90,7 @@ def test_a_recipe_that_names_more_than_layers_is_refused(change: dict[str, Any])
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The drawn shapes in Ultralytics' format."""
-    folder = tmp_path_factory.mktemp("drawn")
-    for split, images in (("train", 64), ("val", 16)):
-        path = draw_detection_set(folder / split, DrawConfig(images, SIZE), split)
-        told = json.loads(path.read_text())
-        names = {image["id"]: Path(image["file_name"]).stem for image in told["images"]}
-        (folder / split / split).rename(folder / split / "images")
-        labels = folder / split / "labels"
-        labels.mkdir()
-        for item in told["annotations"]:
-            x, y, w, h = (value / SIZE for value in item["bbox"])
-            with (labels / f"{names[item['image_id']]}.txt").open("a") as file:
-                file.write(f"{item['category_id'] - 1} {x + w / 2} {y + h / 2} {w} {h}\n")
-    listed = "\n".join(f"  {i}: {name}" for i, name in enumerate(CLASSES))
-    text = f"path: {folder}\ntrain: train/images\nval: val/images\nnames:\n{listed}\n"
-    (folder / "data.yaml").write_text(text)
-    return folder / "data.yaml"
+    return yolo_set(tmp_path_factory.mktemp("drawn"), {"train": 64, "val": 16}, SIZE)
 
 
 @pytest.mark.slow
