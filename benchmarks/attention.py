@@ -49,6 +49,7 @@ ROWS: dict[str, dict[str, dict[str, float]]] = {
         "qk 50 %": {"*:qk": 0.5},
         "heads 25 %": {"*:heads": 0.25},
         "v 50 %": {"*:v": 0.5},
+        "query heads 25 %": {"*:queries": 0.25},
         "neurons 31 %": {"*mlp*": 0.3125},  # a quarter of the blocks' parameters, as is
         "stream 25 %": {"*o_proj": 0.25},  # a quarter of the residual stream
     },
@@ -60,6 +61,7 @@ ROWS: dict[str, dict[str, dict[str, float]]] = {
     },
 }
 STREAM = "stream"  # rows that need residual=True
+QUERIES = "query heads"  # rows that need them instead of whole heads
 LESS = 0.25  # of the parameters of blocks, by budget
 OWN, REAL = "own", "real"
 CALIBRATION = 1024  # real images
@@ -218,6 +220,8 @@ def run(
             prepared = whole
             if STREAM in name:
                 prepared = lbyl.prepare(model, example, residual=True, data=data)
+            if QUERIES in name:
+                prepared = lbyl.prepare(model, example, include="*:queries", data=data)
             figures[source] |= rows_of(prepared, {name: amount}, measure, refine)
             store(figures)
     return figures

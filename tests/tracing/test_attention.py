@@ -135,3 +135,38 @@ def test_layers_with_encoders_of_torch_keep_their_output(tmp_path: Path) -> None
     with torch.no_grad():
         reference = silenced(model, prepared.graph, result.plan.kept)
         assert torch.allclose(result.model(x), reference(x), atol=1e-12)
+
+
+def test_single_query_heads_go_where_several_share_keys_and_values(tmp_path: Path) -> None:
+    model, x = block("rotary")
+    fresh = copy.deepcopy(model)
+    prepared = lbyl.prepare(model, x, include="*:queries", data=x)
+    (unit,) = prepared.graph
+    assert (unit.name, unit.channels) == ("attention:queries", 4)
+    assert [p.name for p in unit.producers] == ["attention.q"]
+    plan = lbyl.Plan({unit.name: torch.tensor([0, 2, 3])}, {unit.name: 4})
+    with torch.no_grad():
+        cut = prepared.compress(plan, method="none").model
+        quiet = copy.deepcopy(model)
+        quiet.get_parameter("attention.out.weight")[:, SIZE : 2 * SIZE] = 0
+        assert torch.allclose(cut(x), quiet(x), atol=1e-12)
+        assert not torch.allclose(cut(x), model(x), atol=1e-3)
+        assert cut.get_parameter("attention.q.weight").shape[0] == 3 * SIZE
+        assert cut.get_parameter("attention.k.weight").shape[0] == 2 * SIZE
+        restored = prepared.compress(plan)
+        off, bare = ((m(x) - model(x)).square().mean() for m in (restored.model, cut))
+        assert off < 0.9 * bare
+        lbyl.save(restored, tmp_path / "out")
+        assert torch.equal(lbyl.load(tmp_path / "out", model=fresh)(x), restored.model(x))
+
+
+def test_query_heads_are_offered_instead_of_whole_heads_and_only_where_keys_are_shared() -> None:
+    model, x = block("rotary")
+    assert lbyl.trace(model, x, include="*:*").names == [f"attention:{u}" for u in UNITS]
+    both = ["*:queries", "*:qk", "*:v"]
+    result = lbyl.compress(model, x, {"*:queries": 0.25, "*:qk": 0.5, "*:v": 0.5}, data=x)
+    assert result.graph.names == [f"attention:{u}" for u in ("qk", "v", "queries")]
+    assert bool(result.model(x).isfinite().all())
+    plain, y = block("kernel")
+    reason = lbyl.trace(plain, y, include=both).unprunable["attention:queries"]
+    assert reason == "no heads share keys and values: see :heads"

@@ -214,7 +214,8 @@ class Allocator:
         """Uniform allocations that leave heads and values of attention whole, or all of it."""
         attention = {n: n.rpartition(":")[2] for n in self.channels if names_attention(n)}
         made = {}
-        for name, spared in (("channels", ("heads", "v", "qk")), ("channels+qk", ("heads", "v"))):
+        heads = ("heads", "queries", "v")
+        for name, spared in (("channels", (*heads, "qk")), ("channels+qk", heads)):
             some = [n for n in self.channels if attention.get(n) not in spared]
             counts = self._fit({n: float(n in some) for n in self.channels}, budget)
             if attention and len(some) < len(self.channels) and counts is not None:

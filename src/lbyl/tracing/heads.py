@@ -29,7 +29,8 @@ from lbyl.tracing.group import bias_behind, norm_behind
 from lbyl.tracing.labels import Flow, connected
 from lbyl.tracing.record import DoesNotRun
 
-KINDS = ("heads", "qk", "v")
+KINDS = ("heads", "qk", "v", "queries")
+QUERIES = "queries"  # single heads of those that share keys and values; instead of whole groups
 
 
 @dataclass
@@ -40,6 +41,7 @@ class _Part:
     rows: Tensor  # (n,): row numbers
     channel: Tensor  # (n,): the channel of each, counted within the unit
     block: Tensor  # (m,)
+    columns: dict[str, Tensor] = field(default_factory=dict)  # weight → channel of each input, −1
 
 
 @dataclass
@@ -140,6 +142,36 @@ class _Builder:
             return "its heads are shared with another attention"
         return _Part("heads", rows, number[self.classes[rows]], torch.zeros(count).long())
 
+    def queries(self, attention: Attention) -> _Part | str:
+        """Single heads of those that share keys and values: what they ask, and their columns."""
+        shared = _groups([self.classes[x] for x in (attention.key, attention.value)])
+        heads = len(attention.query)
+        if int(shared.max()) + 1 == heads:
+            return "no heads share keys and values: see :heads"
+        rows = attention.query.flatten()
+        why = self.why_not(rows)
+        if why or len(torch.unique(rows)) < len(rows):
+            return why or "its heads share queries"
+        # Products tie queries to the keys that heads share; nothing but those may hang on them.
+        known = torch.cat([rows, attention.key.flatten()])
+        if not bool(torch.isin(self.members(self.classes[rows]), known).all()):
+            return "its queries are used elsewhere"
+        if self.is_shared(attention, self.classes[rows]):
+            return "its heads are shared with another attention"
+        number = torch.arange(heads).repeat_interleave(attention.query.shape[1])
+        order = torch.argsort(rows)
+        # Values are the same for several heads: whose columns they are is told by their order.
+        values = self.classes[attention.value]
+        columns = {
+            weight: torch.arange(heads).repeat_interleave(values.shape[1])
+            for weight, several in self.rows.read.items()
+            if any(torch.equal(self.classes[x], values.flatten()) for x in several)
+        }
+        if not columns:
+            return "no layer reads its heads one after the other"
+        block = torch.zeros(heads).long()
+        return _Part("heads", rows[order], number[order], block, columns)
+
     def facts(self, module: str, attention: Attention) -> AttentionRows:
         """What a unit remembers of the attention that it is part of."""
         names = [self.weight_of(x)[0] for x in (attention.query, attention.key)]
@@ -165,6 +197,8 @@ class _Builder:
 
     def why_not_cut(self, part: _Part, facts: AttentionRows) -> str | None:
         """Why the layers of a unit cannot lose rows, None where they can."""
+        if part.columns:  # what surrounds single heads keeps its size
+            return self.why_not_masked(part)
         if facts.sizes is not None:
             return None
         names = self.weight_of(part.rows)
@@ -187,6 +221,8 @@ class _Builder:
 
     def columns(self, part: _Part) -> dict[str, Tensor]:
         """Layers that read the unit, by weight: for every input column its channel or −1."""
+        if part.columns:
+            return part.columns
         number = torch.full((self.rows.count,), -1)
         number[self.classes[part.rows]] = part.channel
         number[0] = -1
@@ -263,11 +299,10 @@ def offer(
         for kind in KINDS:
             name = f"{module}:{kind}"
             known.append(name)
-            if not matches(name, asked):
+            whole = kind == QUERIES and matches(f"{module}:heads", asked)  # one or the other
+            if whole or not matches(name, asked):
                 continue
-            part = (
-                builder.heads(attention) if kind == "heads" else builder.channels(kind, attention)
-            )
+            part = _part(builder, kind, attention)
             why = part if isinstance(part, str) else builder.why_not_cut(part, facts)
             if isinstance(part, str) or why:
                 refused[name] = str(why)
@@ -279,6 +314,13 @@ def offer(
             raise LbylError(f"include={pattern!r} fits no attention of this network{there}")
     graph = replace(graph, unprunable={**graph.unprunable, **refused})
     return _verified(builder, _added(builder, graph, made))
+
+
+def _part(builder: _Builder, kind: str, attention: Attention) -> _Part | str:
+    """A unit of this kind in the making, or why there is none."""
+    if kind == "heads":
+        return builder.heads(attention)
+    return builder.queries(attention) if kind == QUERIES else builder.channels(kind, attention)
 
 
 def _added(
@@ -326,7 +368,7 @@ def _added(
                 ("attention",),
                 kind=part.kind,
                 block=block,
-                masked=facts.sizes is None and part.kind != "heads",
+                masked=bool(part.columns) or (facts.sizes is None and part.kind != "heads"),
                 attention=facts,
             )
         )
