@@ -88,6 +88,20 @@ def test_a_segmenter_is_an_architecture_on_an_encoder(tmp_path: Path) -> None:
         resolve(f"smp:{tmp_path}", classes=4)
 
 
+@pytest.mark.slow
+def test_a_segmenter_is_compressed_and_loaded_in_one_call(tmp_path: Path) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    arguments = ["--input-size", "64", "--ratio", "*=0.3", "--criterion", "l2", "--data", "16"]
+    out = ["--out", str(tmp_path / "slim"), "--no-report"]
+    ran = CliRunner().invoke(
+        app, ["compress", "smp:unet/resnet18", "--classes", "3", *arguments, *out]
+    )
+    assert ran.exit_code == 0, ran.output
+    assert "equal answers" in ran.output  # of pixels
+    slim = lbyl.load(tmp_path / "slim")
+    assert slim(torch.zeros(1, 3, 64, 64)).shape == (1, 3, 64, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("smp:unett", "did you mean unet"), ("smp:unet/no_such", "cannot be made: .*no_such")],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import lbyl
 from lbyl.report import write_tradeoff
 from lbyl.report.tradeoff import pareto
+from lbyl.sweep.recommend import KEEP, kept_of, recommend, recommended_row
 
 numbers = st.integers(0, 5).map(float)
 
@@ -68,8 +69,27 @@ def test_without_labels_the_forecast_is_drawn_where_every_row_has_one(tmp_path: 
     text = write_tradeoff(rows, tmp_path / "s.html").read_text()
     assert "Accuracy kept as forecast" in text and "97.00</td>" in text
     assert text.count("<td>MACs, Parameters</td>") == 2  # 0.5 costs more than 0.6 and keeps less
+    assert "<b>echo, ratio 0.3</b>" in text  # the smallest that keeps 95 %
     rows[1]["kept"] = None
     assert "Divergence from the original" in write_tradeoff(rows, tmp_path / "s.html").read_text()
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1), st.none() | st.floats(0, 1))))
+def test_what_is_recommended_keeps_enough_and_nothing_cheaper_does(
+    points: list[tuple[float, float | None]],
+) -> None:
+    index = recommend(points)
+    enough = [cost for cost, kept in points if kept is not None and kept >= KEEP]
+    if index is None:
+        assert not enough
+    else:
+        assert points[index][0] == min(enough) and (points[index][1] or 0) >= KEEP
+
+
+def test_measured_accuracy_counts_before_the_forecast() -> None:
+    assert kept_of({"accuracy": 45.0, "accuracy_before": 90.0, "kept": 0.99}) == 0.5
+    assert kept_of({"accuracy": None, "accuracy_before": None, "kept": 0.99}) == 0.99
+    assert recommended_row([{"macs": 5, "kept": 0.99, "failed": "no"}, {"macs": 9}]) is None
 
 
 def test_a_sweep_without_rows_is_one_clear_error(tmp_path: Path) -> None:

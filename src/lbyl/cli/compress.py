@@ -87,6 +87,8 @@ def compress(
     amount = parse_amount(ratio, **budgets, keep=keep)
     by, restoring = parse_criterion(criterion, seed), parse_method(method, option, correction)
     if by_block:
+        if runtimes != Runtimes():
+            raise UsageError("--by-block writes a checkpoint: leave --onnx, --int8, --target out")
         compress_by_block(screen, model, out, amount, criterion or "l2", include, multiple_of, seed)
         return
     source = parse_data(data)

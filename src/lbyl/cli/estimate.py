@@ -11,6 +11,7 @@ from lbyl.cli.parse import parse_criterion, parse_data, parse_method
 from lbyl.cli.screen import Screen, bold, plain, table
 from lbyl.cli.setup import build, prepare
 from lbyl.result import Estimate, EstimatePoint
+from lbyl.sweep.recommend import KEEP, recommend
 from lbyl.torchkit.format import percent
 
 Full = Annotated[bool, o.output_option("--full", help="Also the error of every layer.")]
@@ -75,11 +76,26 @@ def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
     screen.say(f"\n{bold(model)}: accuracy forecast to be kept, without data", table(columns, rows))
     if any(p.forecast is not None and p.forecast.kept is not None for p in predicted.points):
         screen.say("[dim]the interval holds the accuracy kept in nine cases of ten[/]")
+        screen.say(_advice(model, predicted.points))
     if full:
         for name in dict.fromkeys(point.method for point in predicted.points):
             layers(screen, name, [p for p in predicted.points if p.method == name])
     else:
         screen.say("[dim]--full shows where the error is, layer by layer[/]")
+
+
+def _advice(model: str, points: Sequence[EstimatePoint]) -> str:
+    """The ratio to pick, with the command."""
+    kept = [None if p.forecast is None else p.forecast.kept for p in points]
+    index = recommend([(p.macs, k) for p, k in zip(points, kept)])
+    if index is None:
+        return f"none of these is forecast to keep {percent(KEEP)}: prune less, or --refine"
+    point = points[index]
+    return (
+        f"recommended: {bold(f'--ratio {point.ratio:g} --method {point.method}')}, the smallest of "
+        f"these that is forecast to keep {percent(KEEP)}; between them: "
+        f"[cyan]lbyl compress {plain(model)} --keep {KEEP:g}[/]"
+    )
 
 
 def _row(point: EstimatePoint, several: bool) -> list[str]:

@@ -17,6 +17,7 @@ from lbyl.planning.budget import Budget
 from lbyl.sweep import Engine, Point, Setting, Store, Subject, points
 from lbyl.sweep import sweep as run
 from lbyl.sweep.grid import RATIO
+from lbyl.sweep.recommend import KEEP, recommended_row
 from lbyl.torchkit.format import counted, human, percent
 
 WEIGHTS = "Weights of each network, in the same order (may be repeated); none for none."
@@ -206,6 +207,14 @@ def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]
         line += [f"{1e3 * row['latency']:.2f} ms"] if timed else []
         lines.append(line)
     screen.say("", table(columns, lines))
+    for model in dict.fromkeys(row["model"] for row in rows):
+        best = recommended_row([row for row in rows if row["model"] == model])
+        if best is not None:
+            name = model.rsplit("/", 1)[-1]
+            screen.say(
+                f"recommended for {bold(name)}: {best['method']}, {best['kind']} "
+                f"{best['amount']:g}, the smallest that keeps {percent(KEEP)} of the accuracy"
+            )
     for row in rows:
         if row["failed"]:
             screen.warn(f"{row['command']}: {row['failed']}")

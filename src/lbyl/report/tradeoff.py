@@ -13,7 +13,9 @@ from lbyl.errors import LbylError
 from lbyl.report.charts import Chart, looks, scatter_chart, series_names
 from lbyl.report.numbers import finite, short
 from lbyl.report.page import page_part, page_template
+from lbyl.sweep.recommend import KEEP, recommended_row
 from lbyl.torchkit.files import whole_file
+from lbyl.torchkit.format import percent
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -69,6 +71,8 @@ def _network(index: int, name: tuple[str, str | None], rows: Rows) -> dict[str, 
         "name": name[0],
         "weights": name[1],
         "key": key,
+        "recommended": recommended_row(own),
+        "keep": percent(KEEP),
         "title": title,
         "methods": looks(list(dict.fromkeys(t.name for t in trials))),
         "charts": [_chart(cost, title, trials, fronts[cost], original) for cost in kinds],
