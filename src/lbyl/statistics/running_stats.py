@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lbyl.graph.unit import Consumer, Graph
 from lbyl.graph.weights import as_matrix
 from lbyl.statistics.moments import Moments, Statistics
+from lbyl.statistics.solve import gram, symmetric_product
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.processes import from_owner, several, share
 from lbyl.torchkit.tensors import is_finite, tensors
@@ -84,7 +85,7 @@ def matched(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) ->
     return dataclasses.replace(
         moments,
         mean=(centre + shift).reshape(moments.mean.shape),
-        covariance=(covariance + covariance.T) / 2,
+        covariance=covariance,
     )
 
 
@@ -99,7 +100,8 @@ def _by_outputs(
         return None
     regression = torch.cholesky_solve(across.T, root).T
     change = with_diagonal(root, root, target + noise) - output_covariance
-    return old + regression @ change @ regression.T, regression @ gap
+    moved = symmetric_product(regression @ change, regression.T)
+    return moved.add_(old), regression @ gap
 
 
 def _by_inputs(
@@ -116,10 +118,10 @@ def _by_inputs(
     if int(failed):
         return None
     root = weight @ inner
-    gram, failed = torch.linalg.cholesky_ex(eye + root.T @ root / noise)
+    outer, failed = torch.linalg.cholesky_ex(eye + root.T @ root / noise)
     if int(failed):
         return None
-    shift = inner @ torch.cholesky_solve(root.T @ gap[:, None] / noise, gram)
+    shift = inner @ torch.cholesky_solve(root.T @ gap[:, None] / noise, outer)
     if known is not None and not bool(known.all()):
         root, target = root[known], target[known]
     return with_diagonal(inner, root, target), shift[:, 0]
@@ -161,8 +163,7 @@ def with_diagonal(inner: Tensor, root: Tensor, diagonal: Tensor) -> Tensor:
             break
         shift, factor, half = shift + step, tried, new_half
         now, misfit = new_now, new_misfit
-    answer = torch.linalg.solve_triangular(factor, inner.T, upper=False)
-    return answer.T @ answer
+    return gram(torch.linalg.solve_triangular(factor, inner.T, upper=False))
 
 
 def _misfit(variance: Tensor, target: Tensor) -> float:

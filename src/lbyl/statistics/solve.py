@@ -125,13 +125,21 @@ GRAM_BLOCK = 512  # columns: enough to keep every core busy
 
 def gram(rows: Tensor) -> Tensor:
     """rows' · rows; where that is large each half of the symmetric product is computed once."""
-    width = rows.shape[1]
+    return symmetric_product(rows.T, rows)
+
+
+def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
+    """left · right, which is known to be symmetric, and is so to the last bit."""
+    width = len(left)
     if width <= GRAM_BLOCK:
-        return rows.T @ rows
-    product = rows.new_empty(width, width)
+        whole = left @ right
+        return (whole + whole.T) / 2
+    product = left.new_empty(width, width)
     for first in range(0, width, GRAM_BLOCK):
         stretch = slice(first, first + GRAM_BLOCK)
-        part = rows[:, stretch].T @ rows[:, first:]
+        part = left[stretch] @ right[:, first:]
+        own = part[:, :GRAM_BLOCK]
+        own.copy_((own + own.T) / 2)
         product[stretch, first:] = part
         product[first:, stretch] = part.T
     return product
