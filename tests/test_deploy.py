@@ -90,6 +90,30 @@ def test_int8_answers_like_the_network_it_was_made_from(slim: Path, tmp_path: Pa
     assert forecaster(OnnxNetwork(tmp_path / "m.onnx")).agreement == 1
 
 
+class PixelsAndChances(nn.Module):
+    """Ends as detectors do: numbers of two scales in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.last(self.first(x).relu())
+        return torch.cat([made[:, :4] * 1000, made[:, 4:].sigmoid()], 1)
+
+
+def test_what_no_layer_follows_stays_as_exact_as_it_was(tmp_path: Path) -> None:
+    model, x = PixelsAndChances().eval(), torch.rand(8, 3, 12, 12)
+    export_onnx(model, x, tmp_path / "m.onnx")
+    quantise_onnx(tmp_path / "m.onnx", tmp_path / "q.onnx", [x])
+    true, made = model(x).detach(), OnnxNetwork(tmp_path / "q.onnx")(x)
+    assert (made != true).any()
+    assert (made[:, 4:] - true[:, 4:]).abs().max() < 0.02  # one scale for both is coarser than 1
+    scale = true[:, :4].abs().max()
+    assert scale > 256 and (made[:, :4] - true[:, :4]).abs().max() < 0.05 * scale
+
+
 @pytest.mark.slow
 def test_what_was_exported_again_is_compared_with_the_original(slim: Path, tmp_path: Path) -> None:
     told = json.loads(invoke("export", slim, "--int8", "--out", tmp_path / "m.onnx", "--json"))

@@ -30,6 +30,7 @@ from lbyl.torchkit.format import first_line, human, percent
 from lbyl.torchkit.run import Inputs, call_model, call_on_these, device_of
 from lbyl.torchkit.tensors import tensors
 
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # with weights, their second input
 CALIBRATED, AT_ONCE = 128, 16  # inputs that ranges are measured on, and how many run together
 
 
@@ -82,12 +83,34 @@ def quantise_onnx(path: str | Path, out: str | Path, inputs: Sequence[Inputs]) -
                 activation_type=quantization.QuantType.QInt8,
                 weight_type=quantization.QuantType.QInt8,
                 per_channel=True,
+                nodes_to_exclude=_behind_all_layers(ready),
             )
         except Exception as error:  # the quantiser raises many unrelated types
             raise LbylError(f"{path} has no int8 form: {first_line(error)}") from error
         finally:
             ready.unlink(missing_ok=True)
     return out
+
+
+def _behind_all_layers(path: Path) -> list[str]:
+    """Nodes of a graph that no layer with weights follows, by name.
+
+    There a detector puts pixels and chances into one tensor, which has no scale for both; and
+    nearly nothing is computed there.
+    """
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    read: set[str] = set()  # what layers need, directly or through others
+    behind = []
+    for node in reversed(graph.node):  # a graph is in the order in which it is computed
+        is_layer = node.op_type in LAYERS and any(name in weights for name in node.input[1:2])
+        if is_layer or any(name in read for name in node.output):
+            read.update(node.input)
+        else:
+            behind.append(node.name)
+    return behind
 
 
 def _reader(base: Any, session: Any, inputs: Sequence[Inputs]) -> Any:

@@ -82,7 +82,8 @@ def write_report(
     path = Path(path)
     if path.is_dir():
         raise LbylError(f"{path} is a directory; give the report a file name such as report.html")
-    harms = {k: v for k, v in (alone or {}).items() if numbers.finite(v) is not None}
+    told = alone if isinstance(alone, Mapping) else {}
+    harms = {k: v for k, v in told.items() if numbers.finite(v) is not None}
     every = [{**asdict(row), "alone": harms.get(row.unit)} for row in result.rows]
     own = [row for row in every if row["kept"] < row["channels"]]
     table = dict(errors) if errors else {str(result.method["name"]): own}
