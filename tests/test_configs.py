@@ -40,8 +40,9 @@ def build(kind: str, **changes: Any) -> nn.Module:
 
 
 def compressed(model: nn.Module, ratio: Any, method: Echo | None = None) -> lbyl.Result:
-    x = ids()
-    return lbyl.compress(model, x, ratio, criterion="l2", method=method or "echo", data=[x])
+    x, wide = ids(), any(":" not in name and "o_proj" in name for name in ratio)
+    options: Any = {"method": method or "echo", "data": [x], "residual": wide}
+    return lbyl.compress(model, x, ratio, criterion="l2", **options)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,9 @@ def compressed(model: nn.Module, ratio: Any, method: Echo | None = None) -> lbyl
         ("Llama", {"*mlp*": 0.25}, NO_BIAS, {"tie_word_embeddings": True}, {"mlp_bias": False}),
         ("Mistral", {"*mlp*": 0.25}, NO_BIAS, {}, {"intermediate_size": 48}),
         ("Bert", {"*intermediate*": 0.25}, None, {}, {"intermediate_size": 48}),
+        # The width of the stream, experts in one tensor.
+        ("Qwen3", {"*o_proj": 0.25}, NO_BIAS, {"head_dim": 8}, {"hidden_size": 24, "head_dim": 8}),
+        ("Mixtral", {"*experts*": 0.25}, None, {}, {"intermediate_size": 48}),
     ],
 )
 def test_transformers_load_a_slim_network_by_themselves(
