@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,19 @@ def test_a_step_that_is_not_possible_is_noted_and_left_out(
         )
     assert [(s.network, s.runtime) for s in steps] == [("original", "PyTorch")]
     assert notes == ["original: torch.compile failed: no compiler here"]
+
+
+@pytest.mark.slow
+def test_a_compiled_network_has_a_row_where_there_is_a_compiler() -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs g++ on the CPU")
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.rand(4, 8)
+    with noting() as notes:
+        steps = measure_steps(
+            {"original": model}, {}, x, Forecaster(model, [x]), compiled=True, repeats=2
+        )
+    assert [step.runtime for step in steps] == ["PyTorch", "compiled"] and not notes
+    assert [step.agreement for step in steps] == [1, 1] and model.training
 
 
 def test_calibration_takes_the_first_inputs_and_no_more() -> None:
