@@ -18,6 +18,7 @@ from lbyl.graph.unit import Graph
 from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.methods.lbyl import LBYL
 from lbyl.planning.criteria import L2
+from lbyl.restoring.rewrite import deliver_all
 from lbyl.surgery.indices import pruned_of
 from lbyl.tracing.trace import trace
 
@@ -122,9 +123,10 @@ def compare(device: str, only: list[str], ratio: float, loop: bool) -> list[list
         graph = trace(model, example_of(name).to(device))
         work = work_of(model, graph, ratio)
 
-        def ours(work: Work = work) -> None:
-            for weights, kept in work:
-                METHOD.deliver(weights, kept, None)
+        units = {weights.unit.name: (weights, kept) for weights, kept in work}
+
+        def ours(units: dict[str, tuple[UnitWeights, Tensor]] = units) -> None:
+            deliver_all(METHOD, units, None)
 
         seconds = best(ours, device)
         slow = None

@@ -72,6 +72,7 @@ class Method(Named):
     source: ClassVar[str] = "procedural"  # of its statistics, or "analytic": weights alone
     by_unit: ClassVar[bool] = True  # one delivery matrix a unit is what is written
     restores_products: ClassVar[bool] = False  # of queries and keys, fitted on their moments
+    in_threads: ClassVar[bool] = False  # units may be delivered at the same time
     restores_duplicates: ClassVar[bool] = False  # a pruned channel equal to a kept one, exactly
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class LBYL(Method):
     lambda1: float = 1e-5
     lambda2: float = 2e-3
     variant: str = "theorem"
+    in_threads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

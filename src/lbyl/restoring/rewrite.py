@@ -23,6 +23,7 @@ from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import consumers_cut, kept_along, kept_indices, kept_mask, take
 from lbyl.surgery.layout import head_attributes, layouts
 from lbyl.torchkit.fallbacks import at, note
+from lbyl.torchkit.parallel import each
 from lbyl.torchkit.processes import gathered, several, share
 from lbyl.torchkit.run import Progress
 from lbyl.torchkit.tensors import is_finite, tensors
@@ -71,11 +72,12 @@ def restore(
     solver = solver or Solver(model, graph, method, statistics)
     weights = unit_weights(graph, model)
     kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
-    deliveries = {
-        n: _delivery(method, weights[n], k, statistics)
-        for n, k in kept.items()
+    wanted = [
+        n
+        for n in kept
         if graph[n].consumers and (method.by_unit or not _all_measured(graph[n], statistics))
-    }
+    ]
+    deliveries = deliver_all(method, {n: (weights[n], kept[n]) for n in wanted}, statistics)
     indices = kept_indices(graph, kept)
     mask = kept_mask(graph, kept)
     values, attributes = sliced(model, indices), {}
@@ -177,7 +179,8 @@ def silencing(graph: Graph, plan: Plan, solver: Solver) -> dict[str, Tensor] | N
         return None
     unmeasured = [n for n in kept if not _all_measured(graph[n], solver.statistics)]
     weights = unit_weights(graph, solver.model) if unmeasured else {}
-    deliveries = {n: _delivery(method, weights[n], kept[n], solver.statistics) for n in unmeasured}
+    wanted = {n: (weights[n], kept[n]) for n in unmeasured}
+    deliveries = deliver_all(method, wanted, solver.statistics)
     mask = kept_mask(graph, kept)
     values: dict[str, Tensor] = {}
     for name in dict.fromkeys(c for n in kept for c in graph[n].consumers):
@@ -189,6 +192,22 @@ def silencing(graph: Graph, plan: Plan, solver: Solver) -> dict[str, Tensor] | N
         full = silenced(solution, consumer, columns, state[consumer.weight].detach())
         values |= {**solution.values, consumer.weight: full}
     return values if all_finite(values) else None
+
+
+def deliver_all(
+    method: Method,
+    units: Mapping[str, tuple[UnitWeights, Tensor]],
+    statistics: Statistics | None,
+) -> dict[str, Delivery]:
+    """A method's deliveries of several units, each given with its kept channels."""
+
+    def deliver(unit: tuple[UnitWeights, Tensor]) -> Delivery:
+        return _delivery(method, *unit, statistics)
+
+    if not units or not method.in_threads:
+        return {name: deliver(unit) for name, unit in units.items()}
+    device = next(iter(units.values()))[0].device
+    return dict(zip(units, each(deliver, list(units.values()), device, vars)))
 
 
 def _delivery(
