@@ -28,6 +28,18 @@ class WrittenOut(nn.Module):
         return self.weight * (x * scale).to(x.dtype)
 
 
+class FromOne(nn.Module):
+    """The same with a scale that counts from 1."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width) - 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-12)
+        return x * (1.0 + self.weight.float())
+
+
 class Block(nn.Module):
     def __init__(self, norm: nn.Module, width: int) -> None:
         super().__init__()
@@ -63,7 +75,7 @@ def rms_norm(width: int) -> nn.Module:
     return norm
 
 
-NORMS = {"layer": layer_norm, "rms": rms_norm, "written out": WrittenOut}
+NORMS = {"layer": layer_norm, "rms": rms_norm, "written out": WrittenOut, "from one": FromOne}
 UNIT = "blocks.0.down"
 
 
@@ -101,7 +113,7 @@ def test_norms_pass_the_channels_of_a_residual_stream_on(kind: str, tokens: Tens
         lbyl.trace(model, tokens)[UNIT]
 
 
-@pytest.mark.parametrize("kind", ["rms", "written out"])
+@pytest.mark.parametrize("kind", ["rms", "written out", "from one"])
 def test_an_rms_norm_over_kept_channels_is_that_with_zeros_in_place_of_the_others(
     kind: str, tokens: Tensor
 ) -> None:
@@ -139,13 +151,14 @@ def test_scale_and_shift_are_corrected_by_what_the_norm_gives_on_average(
     plan = Plan({UNIT: kept}, {UNIT: WIDTH})
     slim = lbyl.compress(model, tokens, plan, residual=True, data=tokens).model
     x = model.get_submodule("table")(tokens).detach().flatten(0, 1).double()
-    gamma = model.get_parameter("blocks.0.norm.weight").detach().double()
+    offset = 1.0 if kind == "from one" else 0.0
+    gamma = model.get_parameter("blocks.0.norm.weight").detach().double() + offset
     centre = x.mean(1, keepdim=True) if kind == "layer" else 0.0
     u = (x - centre) / (x - centre).square().mean(1, keepdim=True).sqrt()
     left = u[:, kept]
     mean = left.mean(1, keepdim=True) if kind == "layer" else torch.zeros(len(u), 1).double()
     size = ((left - mean).square().mean(1)).mean().sqrt()
-    got = slim.get_parameter("blocks.0.norm.weight").detach().double()
+    got = slim.get_parameter("blocks.0.norm.weight").detach().double() + offset
     assert torch.allclose(got, gamma[kept] * size, rtol=1e-4)
     if kind == "layer":
         beta = model.get_parameter("blocks.0.norm.bias").detach().double()

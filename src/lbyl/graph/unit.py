@@ -61,6 +61,7 @@ class ChannelNorm:
     bias: str | None
     centred: bool  # whether it takes the mean of the channels away, too
     consumers: tuple[str, ...]  # layers that read what it gives
+    offset: float = 0.0  # the scale is the weight plus this
 
 
 @dataclass(frozen=True)

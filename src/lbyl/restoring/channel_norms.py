@@ -35,14 +35,14 @@ def corrected_norms(
         kept = indices.get((norm.weight, 0))
         if kept is None:
             continue
-        gamma = state[norm.weight].detach().double()
+        gamma = state[norm.weight].detach().double() + norm.offset
         beta = torch.zeros_like(gamma) if norm.bias is None else state[norm.bias].detach().double()
         kept = kept.to(gamma.device)
         mean, square = gamma.new_zeros(()), gamma.new_tensor(len(gamma) / len(kept))
         if statistics is not None:
             before = _before_scale(_measured(norm, len(gamma), statistics), gamma, beta)
             mean, square = _of_kept(before, kept, norm.centred)
-        values[norm.weight] = gamma[kept] * square.sqrt()
+        values[norm.weight] = gamma[kept] * square.sqrt() - norm.offset
         if norm.bias is not None:
             values[norm.bias] = beta[kept] + gamma[kept] * mean
     return values

@@ -96,7 +96,7 @@ def _channel_norms(flow: Flow, axes: dict[Axis, Tensor]) -> tuple[ChannelNorm, .
     for layer in flow.layers:
         reading.setdefault(layer.call, []).append(layer.name)
     found: dict[str, ChannelNorm] = {}
-    for weight, bias, centred, value in flow.channel_norms:
+    for weight, bias, centred, value, offset in flow.channel_norms:
         if (weight, 0) not in axes:
             continue
         names: list[str] = []
@@ -108,7 +108,8 @@ def _channel_norms(flow: Flow, axes: dict[Axis, Tensor]) -> tuple[ChannelNorm, .
                 values += [v for v in further if v not in values]
         known = found[weight].consumers if weight in found else ()
         readers = tuple(dict.fromkeys([*known, *names]))
-        found[weight] = ChannelNorm(weight.rpartition(".")[0], weight, bias, centred, readers)
+        name = weight.rpartition(".")[0]
+        found[weight] = ChannelNorm(name, weight, bias, centred, readers, offset)
     return tuple(found.values())
 
 

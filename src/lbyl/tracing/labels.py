@@ -141,8 +141,8 @@ class Flow:
     accounted: set[tuple[int, int]] = field(default_factory=set)  # (call, matrix) a rule explains
     refused: dict[str, str] = field(default_factory=dict)  # layers that are none → why
     residual: bool = False  # whether norms and tables may lose channels of the residual stream
-    # Norms over channels: weight, bias, whether centred, and the value that comes out.
-    channel_norms: list[tuple[str, str | None, bool, int]] = field(default_factory=list)
+    # Norms over channels: weight, bias, whether centred, what comes out, what is added to weight.
+    channel_norms: list[tuple[str, str | None, bool, int, float]] = field(default_factory=list)
     tables: set[str] = field(default_factory=set)  # of embeddings, cut by column
     fixed_macs: int = 0  # of products between activations, which pruning here never changes
 

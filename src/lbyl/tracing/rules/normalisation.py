@@ -81,7 +81,7 @@ def layer_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
         return opaque(flow, call, "normalises its channels together")
     names = [None if v is None else flow.record.parameters[v] for v in (weight, bias)]
     assert names[0] is not None
-    flow.channel_norms.append((names[0], names[1], call.op == "layer_norm", call.outputs[0]))
+    flow.channel_norms.append((names[0], names[1], call.op == "layer_norm", call.outputs[0], 0.0))
     return [labels]
 
 
@@ -118,13 +118,34 @@ def is_mean_square(flow: Flow, call: Call) -> bool:
     if root is None or scaled is None or weighted is None:
         return False
     labels = [flow.of(v) for v in scaled.inputs if v not in root.outputs]
-    weights = [v for v in weighted.inputs if v in flow.record.parameters]
+    found = [_scale(flow, v) for v in weighted.inputs if v not in (cast or scaled).outputs]
     same = len(labels) == 1 and torch.equal(labels[0], flow.of(square.inputs[0]))
-    if not same or len(weights) != 1 or not _takes_scale(flow, labels[0], weights[0], None):
+    if not same or len(found) != 1 or found[0] is None:
         return False
-    norm = flow.record.parameters[weights[0]], None, False, weighted.outputs[0]
+    weight, offset = found[0]
+    if not _takes_scale(flow, labels[0], weight, None):
+        return False
+    norm = flow.record.parameters[weight], None, False, weighted.outputs[0], offset
     flow.channel_norms.append(norm)
     return True
+
+
+def _scale(flow: Flow, value: int) -> tuple[int, float] | None:
+    """The parameter that a scale is, and what is added to it: `1 + weight`."""
+    offset = 0.0
+    while value not in flow.record.parameters:
+        call = flow.maker.get(value)
+        if call is None or len(call.inputs) != 1 or call.inputs[0] == value:
+            return None
+        if _name(call) == "add":
+            numbers = [x for x in call.args if isinstance(x, (int, float))]
+            if len(numbers) != 1 or call.kwargs:
+                return None
+            offset += numbers[0]
+        elif call.op not in CASTS:
+            return None
+        value = call.inputs[0]
+    return value, offset
 
 
 def _name(call: Call) -> str:
