@@ -126,7 +126,7 @@ def split_in_place(model: nn.Module) -> None:
 
 def split_experts(model: nn.Module) -> nn.Module:
     """The model with its experts apart: a copy that shares all tensors, or itself without any."""
-    if not has_fused_experts(model):
+    if not isinstance(model, nn.Module) or not has_fused_experts(model):  # tracing refuses others
         return model
     twin = deep_copy(model, {id(x): x for x in tensors(model).values()})
     split_in_place(twin)
