@@ -10,7 +10,7 @@ from torch import nn
 
 import lbyl
 from lbyl import api
-from lbyl.restoring import rewrite
+from lbyl.restoring import rewrite, solving
 from lbyl.statistics import collect
 from support import quick
 from support.networks import build, example, fingerprint
@@ -84,7 +84,7 @@ def breaking(*args: Any, **kwargs: Any) -> Any:
 
 HALFWAY: dict[str, tuple[Any, str]] = {
     "slicing": (rewrite, "sliced"),
-    "correcting": (rewrite, "corrected_values"),
+    "correcting": (solving, "corrected_values"),
     "cutting": (rewrite, "cut"),
     "reporting": (api, "_rows"),
     "collecting": (collect, "collect_moments"),
