@@ -98,11 +98,11 @@ def restore(
     written: dict[str, Written] = {}
     solved: dict[str, Tensor] = {}
     cut_consumers = consumers_cut(graph, indices)
-    for step, consumer in share(cut_consumers):
-        if consumer.weight in graph.tables:  # what it takes over would change the table as well
-            written[consumer.name] = Written()
-            continue
-        solution = solver(consumer, kept_along(consumer.channel, mask), deliveries, kept)
+    # A table's weight stays: what its consumer takes over would change the table as well.
+    mine = [(i, c) for i, c in share(cut_consumers) if c.weight not in graph.tables]
+    written |= {c.name: Written() for c in cut_consumers if c.weight in graph.tables}
+    solutions = solver.several([c for _, c in mine], mask, deliveries, kept)
+    for (step, consumer), solution in zip(mine, solutions):
         held = as_held(channel_cut.outputs(solution.values, consumer), state)
         if all_finite(held):
             solved |= held
@@ -183,12 +183,12 @@ def silencing(graph: Graph, plan: Plan, solver: Solver) -> dict[str, Tensor] | N
     deliveries = deliver_all(method, wanted, solver.statistics)
     mask = kept_mask(graph, kept)
     values: dict[str, Tensor] = {}
-    for name in dict.fromkeys(c for n in kept for c in graph[n].consumers):
-        consumer = graph.consumers[name]
-        columns = kept_along(consumer.channel, mask)
-        solution = solver(consumer, columns, deliveries, kept)
+    names = dict.fromkeys(c for n in kept for c in graph[n].consumers)
+    consumers = [graph.consumers[name] for name in names]
+    for consumer, solution in zip(consumers, solver.several(consumers, mask, deliveries, kept)):
         if not solution.values.keys() <= state.keys():
             return None
+        columns = kept_along(consumer.channel, mask)
         full = silenced(solution, consumer, columns, state[consumer.weight].detach())
         values |= {**solution.values, consumer.weight: full}
     return values if all_finite(values) else None
