@@ -289,7 +289,7 @@ class Prepared:
         names = [n for n, k in plan.kept.items() if n in asked and len(k) < plan.channels[n]]
         plans = (replace(plan, kept={**whole, n: plan.kept[n]}) for n in names)
         chooser = self._chooser(task, self.needed(task))
-        return dict(zip(names, chooser.rough_scores(plans, len(names)), strict=True))
+        return dict(zip(names, chooser.rough_scores(plans), strict=True))
 
     def _check_prunable(self) -> None:
         if not self.graph.units:

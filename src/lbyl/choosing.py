@@ -6,7 +6,8 @@ statistics are collected once, so that only solves repeat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -220,31 +221,43 @@ class Chooser:
 
         def scores(several: Sequence[Counts]) -> list[float]:
             plans = (self._plan(counts, criterion) for counts in several)
-            return self.rough_scores(plans, len(several))
+            return self.rough_scores(plans)
 
         return scores
 
-    def rough_scores(self, plans: Iterable[Plan], count: int) -> list[float]:
+    def rough_scores(self, plans: Iterable[Plan]) -> list[float]:
         """How far networks diverge, on fewer inputs and without a second pass.
 
         They run side by side where the whole network can stand for the cut ones.
         """
-        found: list[float | None] = []
-        waiting: dict[int, Mapping[str, Tensor]] = {}
-        for i, plan in enumerate(plans):
-            values = silencing(self.graph, plan, self.solver)
-            found.append(self._cut_score(plan) if values is None else None)
-            if values is not None:
-                waiting[i] = values
-            size = sum(v.numel() for held in waiting.values() for v in held.values())
-            if size > HELD or i == count - 1:
-                variants = list(waiting.values())
-                together = self.judges.alone.of_variants(variants)
-                told = together or [self._silenced(values) for values in variants]
-                for i, score in zip(waiting, told):
-                    found[i] = score
-                waiting.clear()
-        return [agreed(score) for score in found if score is not None]
+        found: list[float] = []
+
+        def values_of(plan: Plan) -> Mapping[str, Tensor] | None:
+            return silencing(self.graph, plan, self.solver)
+
+        for some in self._held_at_once(plans):
+            values = list(self.solver.together(values_of, some))
+            variants = [own for own in values if own is not None]
+            told = iter(self.judges.alone.of_variants(variants) or map(self._silenced, variants))
+            for plan, own in zip(some, values):
+                found.append(agreed(self._cut_score(plan) if own is None else next(told)))
+        return found
+
+    def _held_at_once(self, plans: Iterable[Plan]) -> Iterator[list[Plan]]:
+        """Plans in groups whose new weights can be held at once."""
+        some: list[Plan] = []
+        size = 0
+        for plan in plans:
+            some.append(plan)
+            pruned = [n for n, kept in plan.kept.items() if len(kept) < plan.channels[n]]
+            changed = {c for n in pruned for c in self.graph[n].consumers}
+            weights = [self.graph.shapes[self.graph.consumers[c].weight] for c in changed]
+            size += sum(math.prod(shape) for shape in weights)
+            if size > HELD:
+                yield some
+                some, size = [], 0
+        if some:
+            yield some
 
     def _silenced(self, values: Mapping[str, Tensor]) -> float:
         with self.judges.alone.scratch.holding(values) as silenced:

@@ -6,6 +6,7 @@ On a processor each piece has one core; on a CUDA device each worker has a strea
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -18,6 +19,8 @@ from torch.utils._pytree import tree_flatten
 from lbyl.torchkit.surroundings import one_thread
 
 STREAMS = 4  # more wait for each other in Python
+
+_here = threading.local()
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -35,7 +38,7 @@ def each(
     """
     on_device = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
     workers = STREAMS if on_device else torch.get_num_threads() if device.type == "cpu" else 1
-    if min(workers, len(items)) < 2:
+    if min(workers, len(items)) < 2 or getattr(_here, "inside", False):
         return [work(item) for item in items]
     if on_device:
         return _on_streams(work, items, device, workers, told)
@@ -63,6 +66,7 @@ def _on_streams(
         stream.wait_stream(main)
 
     def some(number: int) -> list[Answer]:
+        _here.inside = True  # the thread ends with this
         with torch.cuda.device(device), torch.cuda.stream(streams[number]):
             return [work(item) for item in items[number::workers]]
 
