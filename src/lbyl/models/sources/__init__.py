@@ -1,6 +1,9 @@
 """Where networks come from, a file each; every one puts itself into `SOURCES`."""
 
-from lbyl.models.sources import hf, hubs, onnx, smp, ultralytics  # noqa: F401 (they register)
+from lbyl.models.sources import hubs  # noqa: F401 (listed first)
+
+# isort: split
+from lbyl.models.sources import hf, onnx, smp, ultralytics  # noqa: F401 (they register)
 from lbyl.models.sources.base import SOURCES, Source, source_of
 from lbyl.models.sources.python import from_file, from_module
 
