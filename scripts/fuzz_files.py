@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import signal
 import sys
 import time
@@ -19,6 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+if sys.platform == "win32":
+    sys.exit("Windows has no limits on what a process may take: run this on Linux or macOS")
+import resource
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from support import quick
 from support.fuzz.kills import in_fork
 from support.networks import build, example
 
+resource = pytest.importorskip("resource", reason="Windows has no such limits")
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, limits and modes")
 

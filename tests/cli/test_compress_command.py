@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -282,6 +281,7 @@ def test_the_newcomers_way(program: Any, shared: Path, tmp_path: Path) -> None:
 
 
 def _processor() -> float:
+    resource = pytest.importorskip("resource", reason="Windows does not tell")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
