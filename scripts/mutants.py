@@ -25,18 +25,46 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "lbyl"
 
-ROOMS: dict[str, tuple[str, ...]] = {  # room → the tests that know it best, the quickest first
+# Room, or file → the tests that know it best, the quickest first; of several the most specific.
+ROOMS: dict[str, tuple[str, ...]] = {
     "methods": ("tests/methods", "tests/test_checks.py"),
-    "statistics": ("tests/statistics", "tests/methods/test_echo.py"),
+    "statistics": ("tests/statistics", "tests/methods/test_echo.py", "tests/test_processes.py"),
+    "statistics/analytic.py": (
+        "tests/statistics/test_analytic.py",
+        "tests/statistics",
+        "tests/methods/test_analytic_moments.py",
+    ),
+    "statistics/products.py": (
+        "tests/statistics/test_product_moments.py",
+        "tests/restoring/test_products.py",
+        "tests/tracing/test_attention.py",
+    ),
+    "statistics/solve.py": ("tests/statistics/test_solve.py", "tests/statistics", "tests/methods"),
     "surgery": ("tests/surgery", "tests/test_storage.py", "tests/tracing"),
     "planning": ("tests/planning", "tests/test_prepare.py", "tests/test_choosing.py"),
-    "restoring/correct.py": ("tests/restoring/test_correct.py", "tests/test_degenerate.py"),
+    "planning/grouped.py": (
+        "tests/planning/test_grouped.py",
+        "tests/restoring/test_products.py",
+        "tests/planning",
+    ),
+    "restoring/correct.py": (
+        "tests/restoring/test_correct.py",
+        "tests/methods/test_every_method.py",
+        "tests/test_degenerate.py",
+    ),
     "restoring/rewrite.py": ("tests/methods/test_every_method.py", "tests/restoring"),
-    "restoring/recalibrate.py": ("tests/restoring", "tests/methods/test_echo.py"),
+    "restoring/recalibrate.py": (
+        "tests/restoring/test_recalibrate.py",
+        "tests/restoring",
+        "tests/methods/test_echo.py",
+    ),
 }
 
-Drawn = tuple[str, Path, int, int]
-"""A mutant: its room, its file, the node that is changed and which of its changes."""
+MAKES_NO_DIFFERENCE = "no result depends on it"
+"""In the comment of a line: its numbers decide how fast something is, and nothing else."""
+
+Drawn = tuple[Path, int, int]
+"""A mutant: its file, the node that is changed and which of its changes."""
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -114,8 +142,11 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
         yield "branches", swap
 
 
-def skipped(tree: ast.Module) -> set[int]:
-    """Nodes that compute nothing: annotations, docstrings, messages of errors and notes."""
+def skipped(tree: ast.Module, lines: list[str]) -> set[int]:
+    """Nodes that compute nothing: annotations, docstrings, messages of errors and notes.
+
+    And the numbers of lines that say that no result depends on them.
+    """
     found: set[int] = set()
 
     def leave(node: ast.AST | None) -> None:
@@ -127,9 +158,11 @@ def skipped(tree: ast.Module) -> set[int]:
             leave(node.annotation)
         elif isinstance(node, ast.FunctionDef):
             leave(node.returns)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             for decorator in node.decorator_list:
                 leave(decorator)
-        if _computes_nothing(node):
+        unimportant = MAKES_NO_DIFFERENCE in lines[getattr(node, "lineno", 1) - 1]
+        if _computes_nothing(node) or (isinstance(node, ast.stmt) and unimportant):
             leave(node)
     return found
 
@@ -142,7 +175,7 @@ def _computes_nothing(node: ast.AST) -> bool:
     if isinstance(node, (ast.Assign, ast.Expr)):
         return _is_type(node)
     if isinstance(node, ast.FunctionDef):
-        return node.name in ("__str__", "__repr__")
+        return isinstance(node.returns, ast.Name) and node.returns.id == "str"  # words
     return isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr))
 
 
@@ -154,8 +187,9 @@ def _is_type(node: ast.AST) -> bool:
 
 def mutants(path: Path) -> list[tuple[int, int]]:
     """All mutants of a file: the number of the node that is changed, and that of its change."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    away = skipped(tree)
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    away = skipped(tree, source.splitlines())
     return [
         (index, number)
         for index, node in enumerate(ast.walk(tree))
@@ -241,6 +275,9 @@ def main() -> int:
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     drawn = draw(options.count, options.seed, options.only)
     preload()
+    if failed := unchanged(drawn, options.processes):
+        print("tests that fail without a mutant notice nothing:", *failed, file=sys.stderr)
+        return 1
     survivors, done = [], 0
     for place, killed in run(drawn, options.processes, options.limit):
         done += 1
@@ -260,10 +297,10 @@ def run(drawn: list[Drawn], processes: int, limit: int) -> Iterator[tuple[str, b
     waiting, busy = list(drawn), {}
     while waiting or busy:
         while waiting and len(busy) < processes:
-            room, path, index, number = waiting.pop(0)
+            path, index, number = waiting.pop(0)
             line, what, source = mutated(path, index, number)
             place = f"{path.relative_to(ROOT)}:{line} {what}"
-            busy[begin(path, source, ROOMS[room])] = place, time.monotonic() + limit
+            busy[begin(path, source, tests_of(path))] = place, time.monotonic() + limit
         for process, (place, deadline) in list(busy.items()):
             killed = finished(process, deadline)
             if killed is not None:
@@ -272,16 +309,46 @@ def run(drawn: list[Drawn], processes: int, limit: int) -> Iterator[tuple[str, b
         time.sleep(0.05)
 
 
+def tests_of(path: Path) -> tuple[str, ...]:
+    """The tests of a file, or of its room where it has none of its own."""
+    inner = path.relative_to(SOURCE).as_posix()
+    return ROOMS[max((room for room in ROOMS if _within(inner, room)), key=len)]
+
+
+def _within(inner: str, room: str) -> bool:
+    return inner == room or inner.startswith(room + "/")
+
+
 def draw(count: int, seed: int, only: str | None) -> list[Drawn]:
     """A sample of all mutants of the rooms, each as likely as any other."""
-    every = []
-    for room in ROOMS:
-        if only not in (None, room):
-            continue
-        place = SOURCE / room
-        for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
-            every += [(room, path, *mutant) for mutant in mutants(path)]
+    files = {
+        path
+        for room in ROOMS
+        for path in ((SOURCE / room).glob("*.py") if (SOURCE / room).is_dir() else [SOURCE / room])
+        if only is None or _within(path.relative_to(SOURCE).as_posix(), only)
+    }
+    every = [(path, *mutant) for path in sorted(files) for mutant in mutants(path)]
     return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def unchanged(drawn: list[Drawn], processes: int) -> list[str]:
+    """Files whose tests fail as they are, which would notice every mutant."""
+    busy: dict[int, Path] = {}
+    waiting = sorted({path for path, *_ in drawn}, key=tests_of)
+    waiting = [
+        p for i, p in enumerate(waiting) if i == 0 or tests_of(p) != tests_of(waiting[i - 1])
+    ]
+    failed = []
+    while waiting or busy:
+        while waiting and len(busy) < processes:
+            path = waiting.pop(0)
+            busy[begin(path, path.read_text(encoding="utf-8"), tests_of(path))] = path
+        for process, path in list(busy.items()):
+            if (fails := finished(process, time.monotonic() + 1)) is not None:
+                del busy[process]
+                failed += [path.relative_to(ROOT).as_posix()] * fails
+        time.sleep(0.05)
+    return failed
 
 
 def preload() -> None:

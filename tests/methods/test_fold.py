@@ -39,11 +39,13 @@ def test_every_cluster_has_a_member(count: int, seed: int) -> None:
 
 def test_distances_are_those_to_the_means() -> None:
     points = torch.randn(9, 4, dtype=torch.float64)
-    label = torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 1])
-    means = torch.stack([points[label == c].mean(0) for c in range(3)])
-    torch.testing.assert_close(
-        _distances(gram_of(points), label, 3), torch.cdist(points, means) ** 2
-    )
+    label = torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 3])  # the last is a cluster of its own
+    means = torch.stack([points[label == c].mean(0) for c in range(4)])
+    expected = torch.cdist(points, means) ** 2
+    torch.testing.assert_close(_distances(gram_of(points), label, 4), expected)
+    empty = points.square().sum(1, keepdim=True)  # the mean of nothing counts as the origin
+    found = _distances(gram_of(points), label, 5)
+    torch.testing.assert_close(found, torch.cat([expected, empty], 1))
 
 
 def test_far_apart_clusters_are_found() -> None:

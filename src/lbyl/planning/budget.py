@@ -245,6 +245,9 @@ def bisect_prices(
     def counts(limit: float) -> dict[str, int]:
         return {n: _kept(c, prices[n], limit, step_of(multiple_of, n)) for n, c in curves.items()}
 
+    whole = {n: len(c.error) for n, c in curves.items()}
+    if measure(whole) <= budget:
+        return whole
     every = torch.cat(list(prices.values())).clamp(min=0).sort().values
     low, high = -1, len(every) - 1
     if measure(counts(float(every[high]))) > budget:
@@ -256,7 +259,7 @@ def bisect_prices(
         index = (low + high) // 2
         fits = measure(counts(float(every[index]))) <= budget
         low, high = (low, index) if fits else (index, high)
-    over = counts(float(every[low])) if low >= 0 else {n: len(c.error) for n, c in curves.items()}
+    over = counts(float(every[low])) if low >= 0 else whole
     return _between(over, counts(float(every[high])), measure, budget, multiple_of)
 
 

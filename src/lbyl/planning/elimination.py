@@ -51,8 +51,8 @@ def consumer_view(weights: UnitWeights, statistics: Statistics) -> ConsumerView 
     return None if covariance is None or gram is None else ConsumerView(covariance, gram)
 
 
-BLOCK = 64  # removals after which all pending changes are applied at once
-TOGETHER = 1 << 27  # numbers in the matrices of units that are worked out at once: 1 GiB each
+BLOCK = 64  # removals after which changes are applied at once; no result depends on it
+TOGETHER = 1 << 27  # numbers in matrices worked out at once, 1 GiB each; no result depends on it
 
 Order = list[tuple[int, float]]
 """Channels in the order they are pruned, each with what it adds to the error."""

@@ -86,7 +86,7 @@ def relu_moments(mean: Tensor, std: Tensor, corr: Tensor) -> Moments:
 
 def _orthant_integral(h: Tensor, rho: Tensor) -> Tensor:
     """∫₀^{asin ρ} of ``relu_moments`` by 16 points, a block of rows at a time for the cache."""
-    rows = max(1, 2**16 // max(1, rho.shape[-1]))
+    rows = max(1, 2**16 // max(1, rho.shape[-1]))  # no result depends on it
     blocks = zip(_blocks(h, rows, -1), _blocks(rho, rows, -2))
     return torch.cat([_orthant_rows(some, h, block) for some, block in blocks], dim=-2)
 

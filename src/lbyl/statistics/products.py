@@ -20,7 +20,7 @@ from lbyl.torchkit.processes import gathered
 
 QUERIES = 8  # of each sequence that are looked at
 SEQUENCES = 32  # whose products are looked at; more change nothing
-AT_ONCE = 1 << 24  # products in memory
+AT_ONCE = 1 << 24  # products in memory; no result depends on it
 FUNCTIONS = ("scaled_dot_product_attention", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 
 
@@ -138,8 +138,9 @@ class ProductSums:
         if mask is not None:
             mask = mask.to(q.device).expand(*mask.shape[:-2], length, k.shape[2])[..., some, :]
         each = q.shape[1] * len(some) * k.shape[2] * self.pairs.shape[1] * self.pairs.shape[2]
-        for part in range(0, len(q), max(1, AT_ONCE // max(each, 1))):
-            stretch = slice(part, part + max(1, AT_ONCE // max(each, 1)))
+        at_once = max(1, AT_ONCE // max(each, 1))  # no result depends on it
+        for part in range(0, len(q), at_once):
+            stretch = slice(part, part + at_once)
             own = mask[stretch] if mask is not None and mask.dim() == 4 and len(mask) > 1 else mask
             self._products(q[stretch][:, :, some], k[stretch], own, scale)
 

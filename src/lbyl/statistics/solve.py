@@ -120,7 +120,7 @@ def ridge_inverse(matrix: Tensor, ridge: float) -> Tensor | None:
     return (vectors * inverse) @ vectors.T / scale
 
 
-GRAM_BLOCK = 512  # columns: enough to keep every core busy
+GRAM_BLOCK = 512  # columns: enough to keep every core busy; no result depends on it
 
 
 def gram(rows: Tensor) -> Tensor:
