@@ -3,11 +3,12 @@
     python -m benchmarks.speed stages [--network resnet50] [--device cuda] [--refine 100]
     python -m benchmarks.speed choices [--network resnet101] [--device cuda]
     python -m benchmarks.speed loop [--device cuda] [--only resnet101]
+    python -m benchmarks.speed sweep [--network resnet18] [--size 32]
 
 `stages` sets every stage beside a plain forward pass of the same images, in wall and in processor
 time; `choices` sets criteria, budgets and methods beside the plain criterion; `loop` sets the
-closed form of `lbyl` beside the published program's loop. Weights are random: time does not depend
-on them.
+closed form of `lbyl` beside the published program's loop; `sweep` sets two workers beside one.
+Weights are random: time does not depend on them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from benchmarks.speed import loop
 from benchmarks.speed.choices import CHOICES, choices
 from benchmarks.speed.clock import Rates
 from benchmarks.speed.stages import stages, table
+from benchmarks.speed.sweeping import workers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How fast it is.")
-    parser.add_argument("what", choices=["stages", "choices", "loop"])
+    parser.add_argument("what", choices=["stages", "choices", "loop", "sweep"])
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--network", default="resnet50", help="a torchvision model")
     parser.add_argument("--size", type=int, default=224, help="of the images")
@@ -44,6 +46,11 @@ def main() -> None:
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
     if options.what == "loop":
         _loop(options, kind)
+        return
+    if options.what == "sweep":
+        rows = workers(options.network, options.size)
+        print_table("A sweep", ["workers", "rows", "s", "× one worker"], rows)
+        print("stored in", save_results("speed-sweep-cpu", {"rows": rows}))
         return
     import torchvision
 
