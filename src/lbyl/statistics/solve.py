@@ -50,7 +50,7 @@ def _by_products(
 ) -> Delivered | None:
     """The same from V_P and (V C)_P; None where the covariance has no Cholesky factor."""
     matrix = covariance[kept][:, kept]
-    epsilon = _shift(matrix, ridge)
+    epsilon, varies = _shift(matrix, ridge), matrix.diagonal().sum() > 0
     right = torch.addcmul(mixed, own, epsilon.expand_as(own))
     solution = _solved(right, matrix, epsilon)
     if solution is None:
@@ -62,7 +62,8 @@ def _by_products(
     off = (covariance @ spread)[kept] + epsilon * weights - asked
     if not bool(off.norm() <= SOLVED * asked.norm()):
         return Delivered(solution)
-    return Delivered(solution, right - epsilon * solution)
+    # Of inputs that never vary the difference is rounding, and nothing would be small beside it.
+    return Delivered(solution, (right - epsilon * solution) * varies)
 
 
 def regress(cross: Tensor, kept: Tensor, ridge: float) -> Tensor:
