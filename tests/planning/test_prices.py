@@ -168,7 +168,7 @@ def test_sizes_of_channels_and_heads_multiply() -> None:
     full = {u.name: u.channels for u in graph.units}
     assert sizes.parameters(full) == sum(p.numel() for p in model.parameters())
     counts = full | {"attention:heads": 2, "attention:qk": 6}
-    assert sizes.of("attention.q.weight", counts) == 2 * 2 * 12
-    assert sizes.of("attention.q.bias", counts) == 2 * 2
-    assert sizes.of("attention.v.weight", counts) == 2 * 4 * 12
-    assert sizes.of("attention.out.weight", counts) == 12 * 2 * 4
+    found = dict(zip(sizes.names, sizes.all(counts).tolist()))
+    assert found["attention.q.weight"] == 2 * 2 * 12 and found["attention.q.bias"] == 2 * 2
+    assert found["attention.v.weight"] == 2 * 4 * 12
+    assert found["attention.out.weight"] == 12 * 2 * 4

@@ -14,6 +14,7 @@ from lbyl.surgery.indices import kept_along, kept_mask
 from lbyl.torchkit.tensors import tensors
 
 WIDTH, HEADS, SIZE = 12, 3, 4
+KNOWS_GROUPS = "enable_gqa" in str(F.scaled_dot_product_attention.__doc__)  # not in torch 2.4
 
 
 class Kernel(nn.Module):
@@ -84,7 +85,10 @@ class Rotary(nn.Module):
             for layer in (self.q, self.k, self.v)
         )
         q, k = self.turned(q), self.turned(k)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if not KNOWS_GROUPS:
+            k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        groups = {"enable_gqa": True} if KNOWS_GROUPS else {}
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, **groups)
         return self.out(y.transpose(1, 2).flatten(2))
 
 

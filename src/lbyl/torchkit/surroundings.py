@@ -7,6 +7,8 @@ it was, the last one puts it back, and hooks look on in their own thread only.
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +30,7 @@ class _Shared:
         self.devices: list[int] = []  # whose random state was remembered
         self.busy = 0
         self.threads = 1
+        self.remembering = 0  # in torch 2.4
 
 
 _shared = _Shared()
@@ -108,14 +111,58 @@ def module_hooks(
 
         return hook
 
-    register = nn.modules.module.register_module_forward_hook
-    handles = [register(only_here(after), with_kwargs=always, always_call=always)]
-    if before is not None:
-        handles.append(nn.modules.module.register_module_forward_pre_hook(only_here(before)))
+    torch_modules: Any = nn.modules.module
+    register = torch_modules.register_module_forward_hook
+    told = "with_kwargs" in inspect.signature(register).parameters
+    with ExitStack() as stack:
+        if told:
+            handles = [register(only_here(after), with_kwargs=always, always_call=always)]
+        else:
+            after = stack.enter_context(_keywords_added(after)) if always else after
+            handles = [register(only_here(after), always_call=always)]
+        if before is not None:
+            handles.append(torch_modules.register_module_forward_pre_hook(only_here(before)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+                if told:  # torch forgets to: `torch.compile` would warn of a hook long gone
+                    torch_modules._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+
+@contextmanager
+def _keywords_added(after: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """For torch 2.4 and others that do not tell such hooks of keywords: a hook that knows them.
+
+    As in later versions it gets no keywords after an error.
+    """
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        kwargs, handled = _here.calls[-1]
+        failed = sys.exc_info()[1] is not handled  # torch calls it while it handles the error
+        after(module, args, output) if failed else after(module, args, kwargs, output)
+
+    with _lock:
+        _shared.remembering += 1
+        nn.Module._call_impl = _remembered_call  # type: ignore
     try:
-        yield
+        yield hook
     finally:
-        for handle in handles:
-            handle.remove()
-            # torch forgets to: `torch.compile` would warn of a hook that is long gone.
-            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
+        with _lock:
+            _shared.remembering -= 1
+            if not _shared.remembering:
+                nn.Module._call_impl = _call  # type: ignore[method-assign]
+
+
+_call = nn.Module._call_impl
+
+
+def _remembered_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A call of a module whose keywords, and the error handled meanwhile, are remembered."""
+    calls = _here.__dict__.setdefault("calls", [])
+    calls.append((kwargs, sys.exc_info()[1]))
+    try:
+        return _call(module, *args, **kwargs)
+    finally:
+        calls.pop()
