@@ -232,11 +232,8 @@ class Chooser:
         """
         found: list[float] = []
 
-        def values_of(plan: Plan) -> Mapping[str, Tensor] | None:
-            return silencing(self.graph, plan, self.solver)
-
         for some in self._held_at_once(plans):
-            values = list(self.solver.together(values_of, some))
+            values = [silencing(self.graph, plan, self.solver) for plan in some]
             variants = [own for own in values if own is not None]
             told = iter(self.judges.alone.of_variants(variants) or map(self._silenced, variants))
             for plan, own in zip(some, values):

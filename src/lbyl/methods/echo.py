@@ -37,7 +37,6 @@ class Echo(Method):
 
     needs_statistics: ClassVar[bool] = True
     by_unit: ClassVar[bool] = False
-    in_threads: ClassVar[bool] = True
     restores_products: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

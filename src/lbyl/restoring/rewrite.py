@@ -99,10 +99,11 @@ def restore(
     solved: dict[str, Tensor] = {}
     cut_consumers = consumers_cut(graph, indices)
     # A table's weight stays: what its consumer takes over would change the table as well.
-    mine = [(i, c) for i, c in share(cut_consumers) if c.weight not in graph.tables]
     written |= {c.name: Written() for c in cut_consumers if c.weight in graph.tables}
-    solutions = solver.several([c for _, c in mine], mask, deliveries, kept)
-    for (step, consumer), solution in zip(mine, solutions):
+    for step, consumer in share(cut_consumers):
+        if consumer.weight in graph.tables:
+            continue
+        solution = solver(consumer, kept_along(consumer.channel, mask), deliveries, kept)
         held = as_held(channel_cut.outputs(solution.values, consumer), state)
         if all_finite(held):
             solved |= held
@@ -185,10 +186,11 @@ def silencing(graph: Graph, plan: Plan, solver: Solver) -> dict[str, Tensor] | N
     values: dict[str, Tensor] = {}
     names = dict.fromkeys(c for n in kept for c in graph[n].consumers)
     consumers = [graph.consumers[name] for name in names]
-    for consumer, solution in zip(consumers, solver.several(consumers, mask, deliveries, kept)):
+    for consumer in consumers:
+        columns = kept_along(consumer.channel, mask)
+        solution = solver(consumer, columns, deliveries, kept)
         if not solution.values.keys() <= state.keys():
             return None
-        columns = kept_along(consumer.channel, mask)
         full = silenced(solution, consumer, columns, state[consumer.weight].detach())
         values |= {**solution.values, consumer.weight: full}
     return values if all_finite(values) else None
@@ -207,7 +209,7 @@ def deliver_all(
     if not units or not method.in_threads:
         return {name: deliver(unit) for name, unit in units.items()}
     device = next(iter(units.values()))[0].device
-    return dict(zip(units, each(deliver, list(units.values()), device, vars)))
+    return dict(zip(units, each(deliver, list(units.values()), device)))
 
 
 def _delivery(

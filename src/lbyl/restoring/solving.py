@@ -6,7 +6,7 @@ inputs that several of them keep. Both are remembered as far as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,10 +18,7 @@ from lbyl.graph.weights import as_matrix, from_matrix
 from lbyl.methods.base import Delivery, Method, Rewrite
 from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
 from lbyl.statistics.moments import Statistics
-from lbyl.surgery.indices import kept_along
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
-from lbyl.torchkit.parallel import Answer, Item, each
-from lbyl.torchkit.run import device_of
 from lbyl.torchkit.tensors import can_take_bias, is_finite, tensors
 
 REMEMBERED = 1 << 28  # numbers of solutions and products
@@ -73,33 +70,6 @@ class Solver:
                 self._room -= sum(v.numel() for v in values.values())
         repeat(solution.notes)
         return solution
-
-    def several(
-        self,
-        consumers: Sequence[Consumer],
-        mask: Tensor,
-        deliveries: dict[str, Delivery],
-        kept: dict[str, Tensor],
-    ) -> Iterable[Solution]:
-        """The solutions of several consumers, in order; `mask` says which channels are kept."""
-
-        def solve(consumer: Consumer) -> Solution:
-            return self(consumer, kept_along(consumer.channel, mask), deliveries, kept)
-
-        return self.together(solve, consumers, vars)
-
-    def together(
-        self,
-        work: Callable[[Item], Answer],
-        items: Sequence[Item],
-        told: Callable[[Answer], object] = lambda answer: answer,
-    ) -> Iterable[Answer]:
-        """Pieces of work with this solver, in order, on a device several at once."""
-        device = device_of(self.model)
-        # A processor's cores are busy with one, and two would need the memory of both.
-        if device.type == "cpu" or not self.method.in_threads:
-            return map(work, items)
-        return each(work, items, device, told)
 
     def _solve(
         self,
