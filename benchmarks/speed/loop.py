@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.speed.clock import Rates, best, spent
+from benchmarks.speed.clock import Rates, best
 from lbyl.graph.unit import Graph
 from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.methods.lbyl import LBYL
@@ -24,7 +24,7 @@ from lbyl.surgery.indices import pruned_of
 from lbyl.tracing.trace import trace
 
 METHOD = LBYL(variant="released")
-SAMPLE = 6  # filters of a unit by which its loop is timed: of 4,096 channels all would take an hour
+SAMPLE = 3  # filters of a unit by which its loop is timed: of 4,096 channels all would take an hour
 
 
 def filter_by_filter(
@@ -120,8 +120,7 @@ def _loop_seconds(weights: UnitWeights, kept: Tensor) -> float:
     """What the loop takes for one unit: some filters are timed, and all cost the same."""
     pruned = weights.unit.channels - len(kept)
     some = min(SAMPLE, pruned)
-    filter_by_filter(weights, kept, 1)  # memory is touched for the first time
-    return spent(partial(filter_by_filter, weights, kept, some), "cpu").wall * pruned / some
+    return best(partial(filter_by_filter, weights, kept, some), "cpu") * pruned / some
 
 
 def compare(device: str, only: list[str], ratio: float, loop: bool) -> list[list[Any]]:
