@@ -28,7 +28,7 @@ SCORES = 1 << 25  # of a vocabulary's scores, which are many, so many are kept
 ALIKE = 0.02  # by which a divergence may differ with the size of the batch, relatively
 TOGETHER = 64  # variants that run at once, of inputs no larger in all
 AT_ONCE = {"cpu": 3 << 19}  # than so many numbers, or
-AT_ONCE_ELSEWHERE = 3 << 23
+AT_ONCE_ELSEWHERE = 3 << 24
 FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
 
 
