@@ -36,6 +36,9 @@ LEAST = 0.01  # to either side: test images, some hundreds to thousands, tell no
 FEWEST = 1.0  # settings near a knot, for a network to have a say there
 GOOD = 0.1  # below it a network answers by chance, and ranks mean nothing
 SOURCES = ("fresh", "own")
+MOBILE = ("mobilenet_v2", "efficientnet_lite0")
+# Networks by whose rows the features were chosen: their coverage alone would flatter.
+CHOSEN_ON = ("digits", "lenet300_100_fashionmnist", *(f"{n}_imagenet" for n in MOBILE))
 USED = {"fresh": ("divergence", "correlation"), "own": ("differing",)}
 
 
@@ -161,7 +164,8 @@ def judged(
     """For every network how far the forecast is off; the calibration on all; its widening.
 
     Intervals are widened by one factor until, on the mean of networks left out, they cover what
-    they promise: of all settings, and of those that lose little.
+    they promise: of all settings, of those that lose little, and of networks on which no choice was
+    made.
     """
     table = Table.of(rows, source)
     told = left_out(table)
@@ -171,7 +175,8 @@ def judged(
             for name in sorted(set(table.network))
         }
         covered = [[n[key] for n in networks.values()] for key in ("covered", "covered_mild")]
-        if min(map(np.mean, covered)) >= COVERED:
+        covered.append([n["covered"] for m, n in networks.items() if m not in CHOSEN_ON])
+        if min(np.mean(part) for part in covered if part) >= COVERED:
             break
     return networks, calibration(table, told, None, wider), wider
 

@@ -160,14 +160,14 @@ class FreshInputs:
         """Inputs to compare networks on, which nothing was fitted on: 1/`part` of a collection."""
         if self._writes:
             return list(self._texts(self._held(JUDGING, max(1, part // JUDGED)), {}).batches)
-        return _held_or_drawn(self._draw(max(8, self._total() // part), JUDGING))
+        return _held_or_drawn(self._draw(max(8, self._asked() // part), JUDGING))
 
     @cached_property
     def forecasting(self) -> Sequence[Inputs]:
         """Inputs that neither anything was fitted on nor any choice was made by."""
         if self._writes:
             return list(self._texts(self._held(FORECASTING), {}).batches)
-        count = max(8, self._total() // FORECAST)
+        count = max(8, self._asked() // FORECAST)
         drawn = _held_or_drawn(self._draw(count, FORECASTING))
         if _takes_lists(self.example_inputs) or isinstance(drawn, DrawnLater):
             return drawn
@@ -222,6 +222,10 @@ class FreshInputs:
         if self._writes:
             return self.count or SEQUENCES
         return image_count(example_shape(self.example_inputs))
+
+    def _asked(self) -> int:
+        """Inputs of a collection: who asks for fewer, or more, means those compared on, too."""
+        return self.count or self._total()
 
     def _step_count(self) -> int:
         if self._writes:

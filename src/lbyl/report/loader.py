@@ -7,7 +7,8 @@ what makes attributes such as `out_channels` true is the package's own code, not
 from __future__ import annotations
 
 import inspect
-from types import FunctionType
+from types import CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -72,15 +73,29 @@ def loader_snippet(result: Result, path: str = MODEL, build: str | None = None) 
 
 
 def _refit_source() -> str:
-    """The functions of `lbyl.surgery.refit` and those it calls, as they stand there."""
-    functions = [
-        value
-        for value in vars(refit).values()
-        if isinstance(value, FunctionType)
-        and value.__module__.startswith("lbyl.")
-        and value is not sizes_of  # which the program has as data
-    ]
-    return "\n\n".join(inspect.getsource(function) for function in functions)
+    """`refit_attributes` and all that it calls or names of this package, as it stands there."""
+    found: dict[str, str] = {}
+    _gather(refit.refit_attributes, found)
+    return "\n\n".join(found.values())
+
+
+def _gather(function: Any, found: dict[str, str]) -> None:
+    """Add the source of a function, of those that it calls and of constants that it names."""
+    found[function.__name__] = inspect.getsource(function)
+    for name in _names_in(function.__code__):
+        value = function.__globals__.get(name)
+        if name in found or value is sizes_of:  # which the program has as data
+            continue
+        if isinstance(value, FunctionType) and value.__module__.startswith("lbyl."):
+            _gather(value, found)
+        elif isinstance(value, (str, int, float)) and name.isupper():
+            found[name] = f"{name} = {value!r}\n"
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """Names that a function looks up, those of functions inside of it too."""
+    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in _names_in(c)]
+    return [*code.co_names, *inner]
 
 
 def _declared_sizes(model: nn.Module) -> dict[str, dict[str, str]]:
