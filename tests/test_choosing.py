@@ -11,7 +11,9 @@ import torch
 import lbyl
 from lbyl.choosing import preferred
 from lbyl.inputs import batches
+from lbyl.models import resolve
 from lbyl.planning.allocation import Allocation
+from lbyl.torchkit.tensors import tensors
 from support.networks import build, example
 
 
@@ -93,3 +95,13 @@ def test_own_inputs_are_what_networks_are_compared_on(monkeypatch: pytest.Monkey
         batches.FreshInputs, "judging", lambda *a: pytest.fail("procedural inputs were drawn")
     )
     assert network.compress({"*": 0.5}).data == "own"
+
+
+def test_what_a_budget_gives_is_what_its_plan_gives() -> None:
+    """Solutions that several candidates share are not changed by the networks made of them."""
+    network = resolve("lbyl:digits", "shipped")
+    digits = lbyl.prepare(network.model, network.example, data=64)
+    chosen = digits.compress(lbyl.Budget(macs=0.6))
+    again = digits.compress(chosen.plan)
+    for name, value in tensors(chosen.model).items():
+        assert torch.equal(value, tensors(again.model)[name]), name

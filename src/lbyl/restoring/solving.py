@@ -7,7 +7,7 @@ inputs that several of them keep. Both are remembered as far as memory allows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -69,7 +69,9 @@ class Solver:
                 self._known[key] = solution
                 self._room -= sum(v.numel() for v in values.values())
         repeat(solution.notes)
-        return solution
+        # Running statistics move in place once a network has them: what is remembered must not.
+        own = {n: v if n == consumer.weight else v.clone() for n, v in solution.values.items()}
+        return replace(solution, values=own)
 
     def _solve(
         self,
