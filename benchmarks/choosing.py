@@ -16,11 +16,10 @@ from typing import Any
 
 import lbyl
 from benchmarks.budget import uniform_ratio
-from benchmarks.common.environment import default_device, results_dir
+from benchmarks.common.environment import default_device
 from benchmarks.common.networks import Case, LabelledImages, load_images, load_network
-from benchmarks.common.results import save_results
+from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
-from lbyl.torchkit.files import read_json
 
 NETWORKS = (
     "vgg16_cifar10",
@@ -96,16 +95,21 @@ def worst(rows: list[Row]) -> list[list[Any]]:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def rows_parser(text: str) -> argparse.ArgumentParser:
+    """The options of a benchmark whose rows are of networks and seeds; `text` is its docstring."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--limit", type=int, default=4000)
+    return parser
+
+
+def main() -> None:
+    parser = rows_parser(__doc__)
     parser.add_argument("--only", choices=("macs", "ratio"), help="rows of budgets, or of ratios")
     options = parser.parse_args()
-    path = results_dir() / "choosing.json"
-    rows: list[Row] = read_json(path)["rows"] if path.is_file() else []
+    rows = stored_rows("choosing")
     seeds = [int(seed) for seed in options.seeds.split(",")]
     case: Case | None = None
     known = {key(row) for row in rows}

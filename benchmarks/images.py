@@ -9,16 +9,13 @@ Rows that are stored already are not measured again.
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
-from benchmarks.choosing import NETWORKS, RATIOS
-from benchmarks.common.environment import default_device, results_dir
+from benchmarks.choosing import RATIOS, rows_parser
 from benchmarks.common.networks import Case, LabelledImages, load_images, load_network
-from benchmarks.common.results import save_results
+from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
-from lbyl.torchkit.files import read_json
 
 SOURCES = ("procedural", "inversion", "real")
 
@@ -57,14 +54,8 @@ def table(rows: list[Row]) -> list[list[Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--device", default=default_device())
-    parser.add_argument("--limit", type=int, default=4000)
-    options = parser.parse_args()
-    path = results_dir() / "images.json"
-    rows: list[Row] = read_json(path)["rows"] if path.is_file() else []
+    options = rows_parser(__doc__).parse_args()
+    rows = stored_rows("images")
     known = {(row["net"], row["seed"]) for row in rows}
     for name in options.networks.split(","):
         network = load_network(name, options.device)

@@ -25,6 +25,13 @@ def save_figure(path: Path, figure: Any) -> None:
         figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
 
 
+def stored_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of NAME.json, so that a run goes on where an earlier one ended; none without it."""
+    path = results_dir() / f"{name}.json"
+    rows: list[dict[str, Any]] = read_json(path)["rows"] if path.is_file() else []
+    return rows
+
+
 def merged_networks(paths: Iterable[Path]) -> dict[str, Any]:
     """Network → figures of earlier runs, each with the environment it was measured in."""
     networks: dict[str, Any] = {}

@@ -208,10 +208,10 @@ def test_images_of_a_network_match_its_first_batchnorm(
 
 def test_compare_refined(run: Any, run_json: Any) -> None:
     arguments = ["lbyl:digits", "--weights", "shipped", "--test", "digits"]
-    arguments += ["--ratio", "0.7", "--method", "echo"]
+    arguments += ["--ratio", "0.8", "--method", "echo"]
     plain, told = (run_json("compare", *arguments, *more) for more in ((), ("--refine", "40")))
     assert (plain["refine"], told["refine"]) == (0, 40)
-    assert told["rows"][0]["accuracy"] > plain["rows"][0]["accuracy"]
+    assert told["rows"][0]["accuracy"] > plain["rows"][0]["accuracy"] + 2
     assert "refined by 2 steps" in run("compare", *arguments, "--refine", "2").stdout
 
 

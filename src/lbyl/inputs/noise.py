@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 Size = tuple[int, ...]
 PINK_EXPONENT = 1.5
+PIXELS = 1 << 22  # that are transformed at a time: it takes several times their memory
 
 
 def pink_noise(
@@ -29,15 +31,31 @@ def _amplitude(size: Size, device: torch.device) -> Tensor:
     """1/f^1.5 on the half spectrum, f in cycles per pixel; none at f = 0, the mean."""
     if math.prod(size) == 1:  # one pixel has nothing but its mean
         return torch.ones(size, device=device)
-    axes = [torch.fft.fftfreq(side, device=device) for side in size[:-1]]
-    axes.append(torch.fft.rfftfreq(size[-1], device=device))
-    squares = torch.zeros((), device=device)
-    for axis in axes:
-        squares = squares.unsqueeze(-1) + axis.square()
+    squares = squared_frequencies(size, device)
     # Dividing by the lowest frequency keeps the numbers near one, whatever the size.
     lowest = 1 / max(size)
     amplitude = (squares.sqrt() / lowest).clamp_min(1e-6).pow(-PINK_EXPONENT)
     return torch.where(squares > 0, amplitude, 0.0)
+
+
+def squared_frequencies(
+    size: Sequence[int],
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    per_image: bool = False,
+) -> Tensor:
+    """f² on the half spectrum of real images, f in cycles per pixel, or per image."""
+    axes = [torch.fft.fftfreq(side, dtype=dtype, device=device) for side in size[:-1]]
+    axes.append(torch.fft.rfftfreq(size[-1], dtype=dtype, device=device))
+    squares = torch.zeros((), dtype=dtype, device=device)
+    for axis, side in zip(axes, size):
+        squares = squares.unsqueeze(-1) + (axis * side if per_image else axis).square()
+    return squares
+
+
+def at_once(shape: Sequence[int]) -> int:
+    """How many images of a shape (…, height, width) to transform at a time."""
+    return max(1, PIXELS // (shape[-2] * shape[-1]))
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

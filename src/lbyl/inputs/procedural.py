@@ -21,12 +21,11 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.inputs.leaves import dead_leaves
-from lbyl.inputs.noise import Size, normal, pink_noise
+from lbyl.inputs.noise import Size, at_once, normal, pink_noise, squared_frequencies
 
 DISTANCES = ((1 / 64, 1 / 3), (3 / 32, 1 / 2), (5 / 32, 0.9))  # radii, of the shorter side
 LEAF_COLOUR, TEXTURE, TEXTURE_COLOUR = 0.2, 0.3, 0.1  # colour relative to the common grey
 SHARPNESS = 0.4  # deviation of the spectrum's exponent from image to image; 0.3 … 0.5 do the same
-AT_ONCE = 1 << 22  # pixels that are transformed at a time
 BRIGHTNESS, CONTRAST, TINT = 0.5, 0.3, 0.15  # deviations of the light from image to image
 
 
@@ -87,9 +86,7 @@ def _sharpened(images: Tensor, generator: torch.Generator) -> Tensor:
     """
     count, size = len(images), images.shape[2:]
     exponent = SHARPNESS * normal((count, 1, 1, 1), generator)
-    down = torch.fft.fftfreq(size[0], device=images.device)[:, None] * size[0]
-    across = torch.fft.rfftfreq(size[1], device=images.device) * size[1]
-    logs = (down.square() + across.square()).clamp(min=1).log() / 2
+    logs = squared_frequencies(size, images.device, per_image=True).clamp(min=1).log() / 2
 
     def change(some: Tensor, exponent: Tensor) -> Tensor:
         mean = some.mean((2, 3), keepdim=True)
@@ -100,8 +97,8 @@ def _sharpened(images: Tensor, generator: torch.Generator) -> Tensor:
         )
         return made * (before / after.clamp(min=1e-30)).view(-1, 1, 1, 1) + mean
 
-    at_once = max(1, AT_ONCE // math.prod(size))
-    parts = zip(images.split(at_once), exponent.split(at_once))
+    chunk = at_once(size)
+    parts = zip(images.split(chunk), exponent.split(chunk))
     return torch.cat([change(some, own) for some, own in parts])
 
 

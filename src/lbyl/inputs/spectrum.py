@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.graph.watch import NormCall, Watch
+from lbyl.inputs.noise import at_once, squared_frequencies
 from lbyl.inputs.procedural import procedural_images
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
 
 BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the bands
 PRIOR = 0.01  # how much a gain that is far from one costs, in squared logarithms
-LOOKS, FEWEST, PIXELS = 64, 16, 1 << 22  # images to look at; large ones are fewer
+LOOKS, FEWEST = 64, 16  # images to look at; large ones are fewer
 WINDOW = 64  # pixels a side: the central ones are used
 POSITIONS = 32  # a side of what a filter gives: more are nearly alike
 ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
@@ -57,12 +58,7 @@ class SpectrumGains:
             return made if self.mean is None else made + self.mean.to(made)[:, None, None]
 
         # Transforms take several times the memory of what they transform.
-        return torch.cat([shape(some) for some in images.split(_at_once(images.shape))])
-
-
-def _at_once(shape: Sequence[int]) -> int:
-    """How many images of a shape (…, height, width) to work on at a time."""
-    return max(1, PIXELS // (shape[-2] * shape[-1]))
+        return torch.cat([shape(some) for some in images.split(at_once(images.shape))])
 
 
 def colour_axes(channels: int) -> Tensor:
@@ -74,9 +70,7 @@ def colour_axes(channels: int) -> Tensor:
 
 def band_filters(size: tuple[int, ...] | torch.Size) -> Tensor:
     """What each band lets through of the frequencies of a real Fourier transform; sums to one."""
-    down = torch.fft.fftfreq(size[0], dtype=torch.float64)
-    across = torch.fft.rfftfreq(size[1], dtype=torch.float64)
-    squares = down[:, None].square() + across.square()
+    squares = squared_frequencies(size, dtype=torch.float64)
     passed = [torch.ones_like(squares)]
     passed += [torch.exp(-2 * (math.pi * blur) ** 2 * squares) for blur in BLURS]
     passed.append(torch.zeros_like(squares))
@@ -129,7 +123,7 @@ def match_first_batchnorm(model: nn.Module, example_inputs: Inputs) -> SpectrumG
     if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         return None  # without this check the whole network would run
     shape, dtype = tuple(examples[0].shape[1:]), examples[0].dtype
-    count = max(FEWEST, min(LOOKS, _at_once(shape)))
+    count = max(FEWEST, min(LOOKS, at_once(shape)))
     images = procedural_images(count, shape, device=device_of(model))
     top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
     images = images[:, :, top : top + WINDOW, left : left + WINDOW]

@@ -69,6 +69,8 @@ class Solver:
                 self._known[key] = solution
                 self._room -= sum(v.numel() for v in values.values())
         repeat(solution.notes)
+        if key not in self._known:
+            return solution
         # Running statistics move in place once a network has them: what is remembered must not.
         own = {n: v if n == consumer.weight else v.clone() for n, v in solution.values.items()}
         return replace(solution, values=own)
