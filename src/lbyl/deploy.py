@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lbyl.errors import LbylError
-from lbyl.export import check_onnx, onnx_feed, onnx_session, silence
+from lbyl.export import check_onnx, export_onnx, onnx_feed, onnx_session, silence
 from lbyl.latency import Timing, running, take_turns
 from lbyl.restoring.forecast import Forecaster
 from lbyl.torchkit.fallbacks import note
@@ -244,6 +245,22 @@ def measure_steps(
         Step(name, runtime, _size(models, files, name, runtime), timing, agreements[name])
         for (name, runtime), timing in timed.items()
     ]
+
+
+def table_of_steps(
+    models: Mapping[str, nn.Module],
+    files: Mapping[str, Path],
+    example_inputs: Inputs,
+    forecaster: Forecaster,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Rows of `measure_steps` as plain data; a network without a file gets one meanwhile."""
+    with TemporaryDirectory() as place:
+        lacking = {n: Path(place) / f"{n}.onnx" for n in models if n not in files}
+        for name, path in lacking.items():
+            export_onnx(models[name], example_inputs, path)
+        steps = measure_steps(models, lacking | dict(files), example_inputs, forecaster, **options)
+    return [step.to_dict() for step in steps]
 
 
 def _agreements(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from lbyl import LbylError
@@ -12,7 +11,7 @@ from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.files import DEPLOYMENT, origin
 from lbyl.cli.screen import Screen, bold, table
 from lbyl.cli.setup import build, check_writable
-from lbyl.deploy import HEADINGS, measure_steps, quantise_onnx, step_texts
+from lbyl.deploy import HEADINGS, quantise_onnx, step_texts, table_of_steps
 from lbyl.export import (
     check_executorch,
     check_onnx,
@@ -130,19 +129,12 @@ def _steps(
         with screen.stage("quantising"):
             quantise_onnx(out, files["int8"], list(fresh.collection().batches))
         made |= {"int8": str(files["int8"]), "int8_bytes": files["int8"].stat().st_size}
-    with screen.stage("timing every step"), noting() as notes, TemporaryDirectory() as folder:
-        if before is not None:
-            files = {"original": _onnx(first, Path(folder))} | files
+    with screen.stage("timing every step"), noting() as notes:
         told = Forecaster(first.model, fresh.forecasting)
-        rows = measure_steps(
+        rows = table_of_steps(
             models, files, network.example, told, compiled=compiled, threads=threads
         )
-    return made | {DEPLOYMENT: [row.to_dict() for row in rows], "notes": list(notes)}
-
-
-def _onnx(network: Network, folder: Path) -> Path:
-    export_onnx(network.model, network.example, folder / "original.onnx")
-    return folder / "original.onnx"
+    return made | {DEPLOYMENT: rows, "notes": list(notes)}
 
 
 def _before(network: Network) -> Network | None:

@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from lbyl import LbylError, Plan, Prepared, Result
 from lbyl.cli.screen import Screen
 from lbyl.configs import CONFIG, TIMM, carry, timm_text, why_not
-from lbyl.deploy import measure_steps, quantise_onnx
+from lbyl.deploy import quantise_onnx, table_of_steps
 from lbyl.export import check_executorch, check_onnx, export_executorch, export_onnx
 from lbyl.latency import Timing
 from lbyl.models import Network
@@ -153,14 +152,10 @@ class Package:
 
     def _steps(self, folder: Path) -> list[dict[str, Any]]:
         """What every step gives, from the original network in PyTorch to int8."""
-        original, example = self.network.model, self.network.example
-        models = {"original": original, "slim": self.result.model}
-        with TemporaryDirectory() as place:
-            first = Path(place) / "original.onnx"
-            export_onnx(original, example, first)
-            files = {"original": first, "slim": folder / ONNX, "int8": folder / INT8}
-            steps = measure_steps(models, files, example, self.prepared.judges.forecaster)
-        return [step.to_dict() for step in steps]
+        models = {"original": self.network.model, "slim": self.result.model}
+        files = {"slim": folder / ONNX, "int8": folder / INT8}
+        judge = self.prepared.judges.forecaster
+        return table_of_steps(models, files, self.network.example, judge)
 
     def _report(self, screen: Screen, path: Path, out: Path, document: dict[str, Any]) -> list[str]:
         if not importlib.util.find_spec("jinja2"):
