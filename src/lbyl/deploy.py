@@ -28,7 +28,7 @@ from lbyl.restoring.forecast import Forecaster
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.files import whole_file
 from lbyl.torchkit.format import first_line, human, percent
-from lbyl.torchkit.run import Inputs, call_model, call_on_these, device_of
+from lbyl.torchkit.run import Inputs, call_model, call_on_these, device_of, tensors_in
 from lbyl.torchkit.tensors import tensors
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # with weights, their second input
@@ -124,7 +124,7 @@ def _slices(inputs: Sequence[Inputs]) -> Iterator[Inputs]:
     """The first of the inputs, few at once: every activation of a batch is held."""
     given = 0
     for batch in inputs:
-        size = next((len(x) for x in _tensors(batch) if x.dim()), 0)
+        size = next((len(x) for x in tensors_in(batch) if x.dim()), 0)
         for start in range(0, size, AT_ONCE):
             if given >= CALIBRATED:
                 return
@@ -135,10 +135,6 @@ def _slices(inputs: Sequence[Inputs]) -> Iterator[Inputs]:
 
 def _rows(x: Tensor, start: int, stop: int, size: int) -> Tensor:
     return x[start:stop].contiguous() if x.dim() and len(x) == size else x
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(inputs) if isinstance(x, Tensor)]
 
 
 @contextlib.contextmanager
@@ -163,7 +159,7 @@ class OnnxNetwork(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = kwargs or args
         made = self.session.run(None, onnx_feed(self.session, given))
-        device = next((x.device for x in _tensors(given)), None)
+        device = next((x.device for x in tensors_in(given)), None)
         outputs = [torch.from_numpy(x).to(device) for x in made]
         return outputs[0] if len(outputs) == 1 else outputs
 
