@@ -1,8 +1,9 @@
 """How time and memory grow with channels, layers, images and their size; exponents are fitted.
 
     python -m benchmarks.growth [--device cuda] [--only channels size]
+    python -m benchmarks.growth --only                  # draws what was measured before
 
-Each point is a chain of 3×3 convolutions with BatchNorm compressed in a process of its own, so that
+Every axis is stored as it is done, so that several can be measured side by side. Each point is a chain of 3×3 convolutions with BatchNorm compressed in a process of its own, so that
 the peak of memory is its own; on the CPU time is of processors, which others change less.
 """
 
@@ -18,18 +19,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.common.environment import default_device
+from benchmarks.common.environment import default_device, results_dir
 from benchmarks.common.plots import pyplot
-from benchmarks.common.results import save_results
+from benchmarks.common.results import save_figure, save_results
 from benchmarks.common.tables import print_table
 from benchmarks.speed.clock import peak_bytes, spent
+from lbyl.torchkit.files import read_json
 
 BASE = {"channels": 64, "layers": 6, "images": 128, "size": 32}
 POINTS = {
-    "channels": (64, 128, 256, 512),
+    "channels": (48, 96, 192, 384),
     "layers": (6, 12, 24, 48),
     "images": (128, 256, 512, 1024),
-    "size": (32, 64, 128, 256),
+    "size": (32, 64, 128, 192),
 }
 
 
@@ -87,23 +89,36 @@ def main() -> None:
     if options.point:
         print(json.dumps(measure(json.loads(options.point), options.device)))
         return
-    curves: dict[str, list[dict[str, float]]] = {}
-    rows: list[list[Any]] = []
-    for axis in options.only:
-        for value in POINTS[axis]:
-            point = json.dumps({**BASE, axis: value})
-            command = [sys.executable, "-m", "benchmarks.growth", "--device", options.device]
-            done = subprocess.run([*command, "--point", point], capture_output=True, check=True)
-            found = {"value": float(value), **json.loads(done.stdout)}
-            curves.setdefault(axis, []).append(found)
-            rows.append([axis, value, found["seconds"], found["bytes"] / 1e6])
-        values = [p["value"] for p in curves[axis]]
-        slopes = [exponent(values, [p[k] for p in curves[axis]]) for k in ("seconds", "bytes")]
-        rows.append([f"{axis}, exponent", None, *slopes])
-    print_table("Growth", ["", "value", "s", "MB above the start"], rows)
-    figure = _figure(curves)
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
-    print("stored in", save_results(f"growth-{kind}", {"base": BASE, "curves": curves}, figure))
+    for axis in options.only:
+        curve = [measured_apart(axis, value, options.device) for value in POINTS[axis]]
+        print("stored in", save_results(f"growth-{kind}-{axis}", {"base": BASE, "curve": curve}))
+    stored = {axis: results_dir() / f"growth-{kind}-{axis}.json" for axis in POINTS}
+    curves = {axis: read_json(path)["curve"] for axis, path in stored.items() if path.is_file()}
+    print_table("Growth", ["", "value", "s", "MB above the start"], _rows(curves))
+    figure = _figure(curves)
+    if figure is not None:
+        save_figure(results_dir() / f"growth-{kind}.png", figure)
+
+
+def measured_apart(axis: str, value: int, device: str) -> dict[str, float]:
+    """One point, in a process of its own."""
+    point = json.dumps({**BASE, axis: value})
+    command = [sys.executable, "-m", "benchmarks.growth", "--device", device, "--point", point]
+    done = subprocess.run(command, capture_output=True, check=True)
+    found: dict[str, float] = {"value": float(value), **json.loads(done.stdout)}
+    print(axis, value, found, flush=True)
+    return found
+
+
+def _rows(curves: dict[str, list[dict[str, float]]]) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for axis, curve in curves.items():
+        rows += [[axis, p["value"], p["seconds"], p["bytes"] / 1e6] for p in curve]
+        values = [p["value"] for p in curve]
+        slopes = [exponent(values, [p[k] for p in curve]) for k in ("seconds", "bytes")]
+        rows.append([f"{axis}, exponent", None, *slopes])
+    return rows
 
 
 def _figure(curves: dict[str, list[dict[str, float]]]) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--only", nargs="*", default=[], help="of the choices, or of the networks")
     parser.add_argument("--no-loop", action="store_true", help="time ours alone")
+    parser.add_argument("--profile", type=Path, help="folder for a profile of every choice")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -59,7 +61,7 @@ def main() -> None:
     where = f"{options.network}, {options.size} px, {options.device}"
     name = f"speed-{options.network}-{kind}"
     if options.what == "choices":
-        rows = choices(model, example, options.only or list(CHOICES))
+        rows = choices(model, example, options.only or list(CHOICES), options.profile)
         print_table(f"From a model to a smaller one: {where}", ["", "s", "× first", "stages"], rows)
         print("stored in", save_results(f"{name}-choices", {"rows": rows}))
         return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 import lbyl
 from benchmarks.speed.clock import spent, wait
+from benchmarks.speed.profiled import profiled
 
 CHOICES: dict[str, dict[str, Any]] = {
     "l2": {"ratio": {"*": 0.3}, "criterion": "l2"},
@@ -20,8 +22,13 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def choices(model: nn.Module, example: Tensor, names: list[str]) -> list[list[Any]]:
-    """Rows of name, seconds end to end from a model to a smaller one, and multiples of `l2`."""
+def choices(
+    model: nn.Module, example: Tensor, names: list[str], profiles: Path | None = None
+) -> list[list[Any]]:
+    """Rows of name, seconds end to end from a model to a smaller one, and multiples of `l2`.
+
+    `profiles`: a folder for a profile of each, which is run again for it.
+    """
     device = str(example.device)
     lbyl.compress(model, example, **CHOICES["l2"])  # warms up
     wait(device)
@@ -37,4 +44,7 @@ def choices(model: nn.Module, example: Tensor, names: list[str]) -> list[list[An
         plain = plain or wall
         parts = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in taken.items())
         rows.append([name, wall, wall / plain, parts])
+        if profiles is not None:
+            profiles.mkdir(parents=True, exist_ok=True)
+            profiled(work, profiles / f"{name.replace(' ', '-')}.prof")
     return rows
