@@ -3,8 +3,9 @@
     python -m benchmarks.growth [--device cuda] [--only channels size]
     python -m benchmarks.growth --only                  # draws what was measured before
 
-Every axis is stored as it is done, so that several can be measured side by side. Each point is a chain of 3×3 convolutions with BatchNorm compressed in a process of its own, so that
-the peak of memory is its own; on the CPU time is of processors, which others change less.
+Every axis is stored as it is done, so that several can be measured side by side. Each point is a
+chain of 3×3 convolutions with BatchNorm compressed in a process of its own, so that the peak of
+memory is its own; on the CPU time is of processors, which others change less.
 """
 
 from __future__ import annotations
