@@ -26,7 +26,7 @@ from lbyl.deploy import (
     step_texts,
     target_of,
 )
-from lbyl.export import export_executorch, export_onnx, export_openvino
+from lbyl.export import difference, export_executorch, export_onnx, export_openvino
 from lbyl.inputs.batches import FreshInputs
 from lbyl.models import resolve
 from lbyl.restoring.forecast import Forecaster
@@ -183,7 +183,7 @@ def test_an_unknown_target_and_one_that_is_not_installed_are_said_before_anythin
     ("package", "write", "name"),
     [("executorch", export_executorch, "m.pte"), ("openvino", export_openvino, "m.xml")],
 )
-def test_other_runtimes_where_they_are_installed(
+def test_other_runtimes_are_compared_where_they_are_installed(
     package: str, write: Any, name: str, tmp_path: Path
 ) -> None:
     network = resolve("lbyl:digits", "shipped")
@@ -191,5 +191,14 @@ def test_other_runtimes_where_they_are_installed(
         with pytest.raises(LbylError, match=f"pip install {package}"):
             write(network.model, network.example, tmp_path / name)
         return
-    write(network.model, network.example, tmp_path / name)
+    with pytest.raises(LbylError, match="nothing was written"):
+        write(network.model, network.example, tmp_path / name, tolerance=-1)
+    assert list(tmp_path.iterdir()) == []
+    assert 0 <= write(network.model, network.example, tmp_path / name) < 1e-4
     assert (tmp_path / name).stat().st_size > 0 and not list(tmp_path.glob("*.onnx"))
+
+
+def test_an_export_that_computes_something_else_is_found() -> None:
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    assert difference(model, x, lambda given: [model(given)]) == 0
+    assert difference(model, x, lambda given: [model(given) * 1.5]) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Models for other runtimes: ONNX, checked against PyTorch, and `torch.export` programs."""
+"""Models for other runtimes, each run there once and compared with PyTorch before it is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,7 @@ def export_onnx(
             program = _to_onnx(model, example_inputs)
             program.save(str(written), external_data=not embedded)
         error = onnx_error(model, example_inputs, written)
-        if not error <= tolerance:
-            raise LbylError(
-                f"the exported model differs from PyTorch by {error:.2g} of its output's scale, "
-                f"more than {tolerance:g}; nothing was written"
-            )
+        _check_error(error, tolerance)
     return error
 
 
@@ -61,8 +57,14 @@ def export_program(model: nn.Module, example_inputs: Inputs, path: str | Path) -
     return path
 
 
-def export_executorch(model: nn.Module, example_inputs: Inputs, path: str | Path) -> Path:
-    """Write `model` for ExecuTorch (.pte), for XNNPACK's kernels, at the example's batch size."""
+def export_executorch(
+    model: nn.Module, example_inputs: Inputs, path: str | Path, tolerance: float = 1e-3
+) -> float:
+    """Write `model` for ExecuTorch (.pte), for XNNPACK's kernels, at the example's batch size.
+
+    Returns how far it is from `model` when ExecuTorch runs it; nothing is written beyond
+    `tolerance`.
+    """
     check_executorch()
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
@@ -75,44 +77,102 @@ def export_executorch(model: nn.Module, example_inputs: Inputs, path: str | Path
             content = edge.to_executorch().buffer
         except Exception as error:
             raise LbylError(f"this model has no ExecuTorch form: {_short(error)}") from error
+        count = next((len(x) for x in _tensors(example_inputs) if x.dim()), 1)
+        found = difference(model, _random_batch(example_inputs, count), _executorch_runner(content))
+    _check_error(found, tolerance)
     with whole_file(Path(path)) as temporary:
         temporary.write_bytes(content)
-    return Path(path)
+    return found
 
 
 def export_openvino(
     model: nn.Module, example_inputs: Inputs, path: str | Path, tolerance: float = 1e-3
 ) -> float:
-    """Write `model` for OpenVINO (.xml and .bin) by way of ONNX, checked as that is."""
+    """Write `model` for OpenVINO (.xml and .bin) by way of ONNX; returns how far that is from it.
+
+    Both are checked, and nothing is written beyond `tolerance`.
+    """
     check_openvino()
     import openvino
 
     path = Path(path)
     with whole_directory(path.parent, last=path.name) as folder:
         step = folder / f"{path.stem}.onnx"
-        error = export_onnx(model, example_inputs, step, tolerance)
-        openvino.save_model(
-            openvino.convert_model(str(step)), str(folder / path.name), compress_to_fp16=False
-        )
+        export_onnx(model, example_inputs, step, tolerance)
+        made = openvino.convert_model(str(step))
+        error = _error_at_batches(model, example_inputs, _openvino_runner(made))
+        _check_error(error, tolerance)
+        openvino.save_model(made, str(folder / path.name), compress_to_fp16=False)
         for file in folder.glob(f"{step.name}*"):
             file.unlink()
     return error
 
 
-def onnx_error(model: nn.Module, example_inputs: Inputs, path: Path) -> float:
-    """Largest difference between ONNX Runtime and PyTorch, relative to each output's scale."""
-    session = onnx_session(path)
+# ---------------------------------------------------------------------------- compared with PyTorch
+
+Runner = Callable[[Inputs], Sequence[Tensor]]  # another runtime: inputs to outputs, in order
+
+
+def difference(model: nn.Module, inputs: Inputs, runner: Runner) -> float:
+    """Largest difference between another runtime and PyTorch, relative to each output's scale."""
+    with torch.no_grad(), evaluation_mode(model):
+        expected = _tensors(call_model(model, inputs))
     worst = 0.0
-    for batch in CHECKED_BATCHES:
-        inputs = _random_batch(example_inputs, batch)
-        with torch.no_grad(), evaluation_mode(model):
-            expected = [x for x in tree_flatten(call_model(model, inputs))[0] if _is_tensor(x)]
-        given = session.run(None, onnx_feed(session, inputs))
-        for ours, theirs in zip(expected, given, strict=True):
-            ours = ours.detach().cpu().float()
-            gap = (ours - torch.from_numpy(theirs).float()).abs().max()
-            worst = max(worst, float(gap / ours.abs().max().clamp(min=1e-12)))
+    for ours, theirs in zip(expected, runner(inputs), strict=True):
+        ours = ours.detach().cpu().float()
+        gap = (ours - theirs.detach().float()).abs().max()
+        worst = max(worst, float(gap / ours.abs().max().clamp(min=1e-12)))
     return worst
+
+
+def onnx_error(model: nn.Module, example_inputs: Inputs, path: Path) -> float:
+    """The same between ONNX Runtime and PyTorch, at two batch sizes."""
+    session = onnx_session(path)
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        return [torch.from_numpy(x) for x in session.run(None, onnx_feed(session, inputs))]
+
+    return _error_at_batches(model, example_inputs, run)
+
+
+def _error_at_batches(model: nn.Module, example_inputs: Inputs, runner: Runner) -> float:
+    batches = [_random_batch(example_inputs, count) for count in CHECKED_BATCHES]
+    return max(difference(model, batch, runner) for batch in batches)
+
+
+def _check_error(error: float, tolerance: float) -> None:
+    if not error <= tolerance:
+        raise LbylError(
+            f"the exported model differs from PyTorch by {error:.2g} of its output's scale, "
+            f"more than {tolerance:g}; nothing was written"
+        )
+
+
+def _openvino_runner(model: Any) -> Runner:
+    import openvino
+
+    # Some processors would compute in bfloat16 unless told otherwise.
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(model, "CPU", settings)
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        made = compiled([_array(x) for x in _tensors(inputs)])
+        return [torch.from_numpy(made[i].copy()) for i in range(len(compiled.outputs))]
+
+    return run
+
+
+def _executorch_runner(content: bytes) -> Runner:
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(bytes(content))
+
+    def run(inputs: Inputs) -> Sequence[Tensor]:
+        method: Any = program.load_method("forward")
+        made: Sequence[Tensor] = method.execute([x.detach().cpu() for x in _tensors(inputs)])
+        return made
+
+    return run
 
 
 def onnx_session(path: Path, threads: int | None = None) -> Any:
@@ -128,14 +188,16 @@ def onnx_session(path: Path, threads: int | None = None) -> Any:
 
 def onnx_feed(session: Any, inputs: Inputs) -> dict[str, Any]:
     """Inputs by the names the session has for them, in order."""
-    values = [
-        x.detach().cpu().contiguous().numpy() for x in tree_flatten(inputs)[0] if _is_tensor(x)
-    ]
+    values = [_array(x) for x in _tensors(inputs)]
     return dict(zip((entry.name for entry in session.get_inputs()), values, strict=True))
 
 
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, Tensor)
+def _tensors(values: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(values)[0] if isinstance(x, Tensor)]
+
+
+def _array(x: Tensor) -> Any:
+    return x.detach().cpu().contiguous().numpy()
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

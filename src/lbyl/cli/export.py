@@ -29,18 +29,19 @@ from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.format import human
 from lbyl.torchkit.surroundings import own_randomness
 
-# By the end of a file's name: what must be installed, and who writes it.
+# By the end of a file's name: what must be installed, and who writes it and compares it.
 FORMATS = {
     ".onnx": check_onnx,
     ".pt2": lambda: None,
     ".pte": check_executorch,
     ".xml": check_openvino,
 }
+CHECKED = {".onnx": export_onnx, ".pte": export_executorch, ".xml": export_openvino}
 OUT = "File to write: .onnx, .pt2 for torch.export, .pte for ExecuTorch, .xml for OpenVINO."
 Out = Annotated[Path, o.output_option(metavar="FILE", help=OUT)]
 Tolerance = Annotated[
     float,
-    o.output_option(metavar="NUMBER", help="Largest difference from PyTorch allowed, for ONNX."),
+    o.output_option(metavar="NUMBER", help="Largest difference from PyTorch allowed."),
 ]
 INT8 = "Also write FILE.int8.onnx, calibrated without data, and tell what every step gives."
 Int8 = Annotated[bool, o.output_option("--int8", help=INT8)]
@@ -95,14 +96,10 @@ def export(
 
 
 def _write(network: Network, out: Path, tolerance: float) -> dict[str, Any]:
-    if out.suffix == ".onnx":
-        return {"error": export_onnx(network.model, network.example, out, tolerance)}
-    if out.suffix == ".xml":
-        return {"error": export_openvino(network.model, network.example, out, tolerance)}
-    if out.suffix == ".pte":
-        export_executorch(network.model, network.example, out)
-    else:
-        export_program(network.model, network.example, out)
+    write = CHECKED.get(out.suffix)
+    if write is not None:
+        return {"error": write(network.model, network.example, out, tolerance)}
+    export_program(network.model, network.example, out)
     return {}
 
 

@@ -139,8 +139,8 @@ class Package:
             with screen.stage("exporting to ONNX and checking it"):
                 made["onnx_error"] = export_onnx(slim, example, folder / ONNX)
         if runtimes.executorch:
-            with screen.stage("exporting to ExecuTorch"):
-                export_executorch(slim, example, folder / EXECUTORCH)
+            with screen.stage("exporting to ExecuTorch and checking it"):
+                made["executorch_error"] = export_executorch(slim, example, folder / EXECUTORCH)
         if runtimes.int8:
             with screen.stage("quantising"):
                 seen = self.prepared.own or self.prepared.fresh.collection()
