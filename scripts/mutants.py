@@ -2,25 +2,33 @@
 
 python scripts/mutants.py                             # 150 mutants, drawn by seed
 python scripts/mutants.py --count 40 --only methods --seed 2
+python scripts/mutants.py --minutes 6 --json verdicts.jsonl          # as many as begin in 6 minutes
+python scripts/mutants.py --json verdicts.jsonl --again              # only those that survived
 
 One change is made to one module at a time (another operator, another constant, a condition turned
 round, two branches exchanged); then the tests of its room run until the first fails. A
 mutant that no test notices survives. Each runs in a fork of a process that has torch loaded, as
-many at once as there are cores.
+many at once as there are cores. One that takes far longer than the unchanged code is noticed, too.
+
+With --json every verdict is a line of that file as soon as it is known, and a run that is repeated
+goes on where the last one stopped: verdicts on files that are the same since are not asked again.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import random
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "lbyl"
@@ -63,8 +71,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
 MAKES_NO_DIFFERENCE = "no result depends on it"
 """In the comment of a line: its numbers decide how fast something is, and nothing else."""
 
+SURVIVED = "SURVIVED"
+
 Drawn = tuple[Path, int, int]
 """A mutant: its file, the node that is changed and which of its changes."""
+Name = tuple[str, str, int, int]
+"""The same with the file's path inside the package and a digest of what is in it."""
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -198,24 +210,26 @@ def mutants(path: Path) -> list[tuple[int, int]]:
     ]
 
 
-def mutated(path: Path, index: int, number: int) -> tuple[int, str, str]:
-    """A mutant: its line, what is changed, and the changed source."""
+def mutated(path: Path, index: int, number: int) -> tuple[int, int, str, str]:
+    """A mutant: its line and column, what is changed, and the changed source."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     node = next(n for i, n in enumerate(ast.walk(tree)) if i == index)
     what, change = list(changes(node))[number]
+    before = ast.unparse(node)
     change(node)
+    what = f"{what}: {before} → {ast.unparse(node)}"
     source = ast.unparse(ast.fix_missing_locations(tree))
-    return getattr(node, "lineno", 0), what, source
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0), what, source
 
 
-def begin(path: Path, source: str, tests: tuple[str, ...]) -> int:
+def begin(path: Path, source: str, tests: tuple[str, ...], log: str = os.devnull) -> int:
     """A process that runs the tests with this source in the place of the file's own."""
     process = os.fork()
     if process == 0:
         os.setsid()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+        written = os.open(log, os.O_WRONLY | os.O_CREAT)
+        os.dup2(written, 1)
+        os.dup2(written, 2)
         status = 1
         try:
             status = _tested(path, source, tests)
@@ -224,16 +238,16 @@ def begin(path: Path, source: str, tests: tuple[str, ...]) -> int:
     return process
 
 
-def finished(process: int, deadline: float) -> bool | None:
-    """Whether the tests failed; None while they run and may run on."""
+def finished(process: int, deadline: float) -> str | None:
+    """What the tests said of a mutant; None while they run and may run on."""
     done, status = os.waitpid(process, os.WNOHANG)
     if done:
-        return status != 0
+        return "killed" if status else SURVIVED
     if time.monotonic() < deadline:
         return None
-    os.kill(process, signal.SIGKILL)  # a mutant that never ends is noticed, too
+    os.killpg(process, signal.SIGKILL)  # it is the head of a group of its own
     os.waitpid(process, 0)
-    return True
+    return "took too long"
 
 
 def _tested(path: Path, source: str, tests: tuple[str, ...]) -> int:
@@ -263,49 +277,101 @@ def _tested(path: Path, source: str, tests: tuple[str, ...]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    options = arguments()
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    rows = stored(options.json)
+    drawn = draw(options.count, options.seed, options.only)
+    known = [rows[name] for name in map(name_of, drawn) if name in rows]
+    if options.again:
+        known = [row for row in known if row["verdict"] != SURVIVED]
+    names = {(row["file"], row["source"], row["node"], row["change"]) for row in known}
+    drawn = [mutant for mutant in drawn if name_of(mutant) not in names]
+    preload()
+    stop = time.monotonic() + 60 * options.minutes
+    seconds = unchanged(drawn, options.processes)
+    tested = [mutant for mutant in drawn if tests_of(mutant[0]) in seconds]
+    if len(tested) < len(drawn):
+        print(f"{len(drawn) - len(tested)} mutants are left out: their tests fail without them")
+    count = len(known) + len(tested)
+    for row in run(tested, options.processes, seconds, stop):
+        known.append(row)
+        print(f"{len(known)}/{count} {row['verdict']:13} {place(row)}", flush=True)
+        if options.json:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    return max(report(known), int(len(tested) < len(drawn)))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=150, help="how many mutants are drawn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", choices=list(ROOMS))
-    parser.add_argument("--limit", type=int, default=600, help="seconds for one mutant")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
-    os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-    drawn = draw(options.count, options.seed, options.only)
-    preload()
-    if failed := unchanged(drawn, options.processes):
-        print("tests that fail without a mutant notice nothing:", *failed, file=sys.stderr)
-        return 1
-    survivors, done = [], 0
-    for place, killed in run(drawn, options.processes, options.limit):
-        done += 1
-        if not killed:
-            survivors.append(place)
-        print(f"{done}/{len(drawn)} {'killed  ' if killed else 'SURVIVED'} {place}", flush=True)
-    score = 100 * (1 - len(survivors) / max(1, done))
-    print(f"{done} mutants, {len(survivors)} survived: score {score:.1f} %")
-    if options.json:
-        figures = {"mutants": done, "survived": survivors, "score": score, "seed": options.seed}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    parser.add_argument("--only", help="a room or a file in it, such as methods/fold.py")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none later")
+    parser.add_argument("--json", type=Path, help="a line for every verdict; also read from it")
+    parser.add_argument("--again", action="store_true", help="ask again about survivors")
+    return parser.parse_args()
+
+
+def report(rows: list[dict[str, Any]]) -> int:
+    """Survivors and noticed mutants by file; whether more survive than may."""
+    files = sorted({row["file"] for row in rows})
+    for file in files:
+        verdicts = [row["verdict"] for row in rows if row["file"] == file]
+        noticed = len(verdicts) - verdicts.count(SURVIVED)
+        print(f"{file}: {noticed} of {len(verdicts)}")
+    survivors = [row for row in rows if row["verdict"] == SURVIVED]
+    for row in survivors:
+        print(f"survived: {place(row)}")
+    score = 100 * (1 - len(survivors) / max(1, len(rows)))
+    print(f"{len(rows)} mutants, {len(survivors)} survived: score {score:.1f} %")
     return int(score < 85)
 
 
-def run(drawn: list[Drawn], processes: int, limit: int) -> Iterator[tuple[str, bool]]:
-    """Where each mutant is and whether the tests noticed it, in the order they end."""
-    waiting, busy = list(drawn), {}
-    while waiting or busy:
-        while waiting and len(busy) < processes:
-            path, index, number = waiting.pop(0)
-            line, what, source = mutated(path, index, number)
-            place = f"{path.relative_to(ROOT)}:{line} {what}"
-            busy[begin(path, source, tests_of(path))] = place, time.monotonic() + limit
-        for process, (place, deadline) in list(busy.items()):
-            killed = finished(process, deadline)
-            if killed is not None:
+def place(row: dict[str, Any]) -> str:
+    return f"{row['file']}:{row['line']}:{row['column']} {row['what']}"
+
+
+def stored(path: Path | None) -> dict[Name, dict[str, Any]]:
+    """Verdicts that are known already, the last one of each mutant."""
+    if path is None or not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {(row["file"], row["source"], row["node"], row["change"]): row for row in rows}
+
+
+def name_of(mutant: Drawn) -> Name:
+    """What tells a mutant from all others, also when its file is changed."""
+    path, index, number = mutant
+    source = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return path.relative_to(SOURCE).as_posix(), source, index, number
+
+
+def run(
+    drawn: list[Drawn], processes: int, seconds: dict[tuple[str, ...], float], stop: float
+) -> Iterator[dict[str, Any]]:
+    """What the tests say of each mutant, in the order they end; none begins after `stop`."""
+    waiting = iter(drawn)
+    busy: dict[int, tuple[dict[str, Any], float]] = {}
+    while True:
+        while len(busy) < processes and time.monotonic() < stop and (mutant := next(waiting, None)):
+            path, index, number = mutant
+            line, column, what, source = mutated(path, index, number)
+            file, digest, *_ = name_of(mutant)
+            row = {"file": file, "line": line, "column": column, "what": what}
+            row |= {"source": digest, "node": index, "change": number}
+            limit = 3 * seconds[tests_of(path)] + 30
+            busy[begin(path, source, tests_of(path))] = row, time.monotonic() + limit
+        if not busy:
+            return
+        for process, (row, deadline) in list(busy.items()):
+            if verdict := finished(process, deadline):
                 del busy[process]
-                yield place, killed
+                yield {**row, "verdict": verdict}
         time.sleep(0.05)
 
 
@@ -331,24 +397,29 @@ def draw(count: int, seed: int, only: str | None) -> list[Drawn]:
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
-def unchanged(drawn: list[Drawn], processes: int) -> list[str]:
-    """Files whose tests fail as they are, which would notice every mutant."""
-    busy: dict[int, Path] = {}
-    waiting = sorted({path for path, *_ in drawn}, key=tests_of)
-    waiting = [
-        p for i, p in enumerate(waiting) if i == 0 or tests_of(p) != tests_of(waiting[i - 1])
-    ]
-    failed = []
-    while waiting or busy:
-        while waiting and len(busy) < processes:
-            path = waiting.pop(0)
-            busy[begin(path, path.read_text(encoding="utf-8"), tests_of(path))] = path
-        for process, path in list(busy.items()):
-            if (fails := finished(process, time.monotonic() + 1)) is not None:
-                del busy[process]
-                failed += [path.relative_to(ROOT).as_posix()] * fails
-        time.sleep(0.05)
-    return failed
+def unchanged(drawn: Iterable[Drawn], processes: int) -> dict[tuple[str, ...], float]:
+    """How long the tests of each file take as it is; none where they fail and notice everything."""
+    waiting = list({tests_of(path): path for path, *_ in drawn}.items())
+    busy: dict[int, tuple[tuple[str, ...], Path, float]] = {}
+    seconds = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or busy:
+            while waiting and len(busy) < processes:
+                tests, path = waiting.pop(0)
+                log = Path(folder, str(len(waiting)))
+                process = begin(path, path.read_text(encoding="utf-8"), tests, str(log))
+                busy[process] = tests, log, time.monotonic()
+            for process, (tests, log, start) in list(busy.items()):
+                if verdict := finished(process, float("inf")):
+                    del busy[process]
+                    taken = time.monotonic() - start
+                    print(f"unchanged: {taken:.0f} s {' '.join(tests)}", flush=True)
+                    if verdict == SURVIVED:
+                        seconds[tests] = taken
+                    else:
+                        print(log.read_text(encoding="utf-8", errors="replace")[-1500:])
+            time.sleep(0.05)
+    return seconds
 
 
 def preload() -> None:
