@@ -1,7 +1,13 @@
 # Everything a newcomer needs; each target makes its own .venv first.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+# Where an environment keeps its programs.
+ifeq ($(OS),Windows_NT)
+PROGRAMS := Scripts
+else
+PROGRAMS := bin
+endif
+BIN := $(VENV)/$(PROGRAMS)
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test test-all lint bench docs fuzz fuzz-files kill mutants coverage test-lowest wheel-check licences clean
@@ -63,25 +69,23 @@ mutants: $(STAMP)
 	$(BIN)/python scripts/mutants.py --count $(COUNT) --seed $(SEED)
 
 coverage: $(STAMP)
-	$(BIN)/python -m coverage run -m pytest -n 0
-	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
 
 LOWEST := .venv-lowest
 test-lowest:
-	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+	test -x $(LOWEST)/$(PROGRAMS)/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/$(PROGRAMS)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint lowest.txt --editable ".[demo,report,vision]" pytest pytest-timeout \
 		pytest-xdist hypothesis
-	$(LOWEST)/bin/python -m pytest -n 2 $(TESTS)
+	$(LOWEST)/$(PROGRAMS)/python -m pytest -n 2 $(TESTS)
 
 FRESH := .venv-wheel
 wheel-check:
 	rm -rf $(FRESH) dist
 	$(PYTHON) -m venv $(FRESH)
-	$(FRESH)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	$(FRESH)/bin/python -m pip install --quiet "$$(ls dist/lbyl-*.whl)[demo]"
-	cd $(FRESH) && bin/lbyl demo
+	$(FRESH)/$(PROGRAMS)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(FRESH)/$(PROGRAMS)/python -m pip install --quiet "$$(ls dist/lbyl-*.whl)[demo]"
+	cd $(FRESH) && $(PROGRAMS)/lbyl demo
 	rm -rf $(FRESH)
 
 licences: $(STAMP)

@@ -105,7 +105,7 @@ class Package:
         if kind == "timm":
             text = timm_text(self.network.model, self.result.model, self.network.example)
             if text is not None:
-                (folder / TIMM).write_text(text)
+                (folder / TIMM).write_text(text, encoding="utf-8")
                 files.append(TIMM)
         if is_ultralytics(self.result.model):
             write_yolo(self.result.model, folder / WORKFLOW)

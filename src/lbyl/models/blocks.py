@@ -10,6 +10,7 @@ checkpoint's precision; statistics are added up from float32, systems solved in 
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -438,4 +439,5 @@ def _peak() -> int | None:
         import resource
     except ImportError:  # not on Windows
         return None
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

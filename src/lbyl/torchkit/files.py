@@ -134,13 +134,13 @@ def read_tensors(
 def write_json(path: Path, data: Any) -> None:
     """Write JSON, atomically."""
     with whole_file(path) as temporary:
-        temporary.write_text(json.dumps(data, indent=1) + "\n")
+        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
     """Read JSON, with one clear error where that fails."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LbylError(f"there is no {path.name} in {path.parent}") from None
     except (ValueError, RecursionError) as error:  # no JSON, no text, or nested without end
