@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lbyl
 from lbyl.graph.weights import unit_weights
@@ -127,3 +127,16 @@ def test_units_worked_out_together_have_the_orders_they_have_alone() -> None:
         alone = eliminate(view, importance)
         assert [j for j, _ in order] == [j for j, _ in alone]
         assert [c for _, c in order] == pytest.approx([c for _, c in alone], rel=1e-6)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_norm_of_a_filter_counts_only_where_batchnorm_makes_it_free(normalised: bool) -> None:
+    norm = nn.BatchNorm1d(12) if normalised else nn.Identity()
+    model = nn.Sequential(nn.Linear(6, 12), norm, nn.ReLU(), nn.Linear(12, 4)).eval()
+    with torch.no_grad():
+        model[0].weight *= torch.logspace(-1, 1, 12)[:, None]
+    x = torch.randn(64, 6)
+    weights = unit_weights(lbyl.trace(model, x), model)["0"]
+    statistics = lbyl.prepare(model, x, data=x).statistics()
+    orders = [[j for j, _ in EchoCriterion(p).order(weights, statistics)] for p in (0.0, 4.0)]
+    assert (orders[0] != orders[1]) == normalised

@@ -4,10 +4,11 @@ Backward elimination: of all channels left, the one is pruned whose removal cost
 best linear delivery, then the next. With H = (C + εI)⁻¹ and M = VᵀV, removing channel j costs
 M_jj / H_jj; both change by few ranks at a removal, and changes are applied in blocks.
 
-Each cost is weighted by the fourth power of the channel's filter norm. Under weight decay, a filter
-that BatchNorm normalises comes to a norm whose fourth power is proportional to its mean squared
-gradient: the norm shows how much the training loss depended on the filter, which no procedural
-image can show.
+Where BatchNorm normalises filters, each cost is weighted by the fourth power of the filter's norm.
+Under weight decay such a filter comes to a norm whose fourth power is proportional to its mean
+squared gradient: the norm shows how much the training loss depended on the filter, which no
+procedural image can show. The norm of any other filter says nothing but how large its output is,
+which the costs know.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ def _groups(units: Sequence[UnitWeights]) -> list[list[UnitWeights]]:
 @register("echo")
 @dataclass(frozen=True)
 class EchoCriterion(Criterion):
-    """Backward elimination on collected statistics, weighted by the filter norm to a power."""
+    """Backward elimination on collected statistics, weighted by the norm of filters to a power where
+    BatchNorm normalises them."""
 
     power: float = 4.0
     needs_statistics: ClassVar[bool] = True
@@ -248,7 +250,9 @@ class EchoCriterion(Criterion):
                 ranked = torch.argsort(norms, stable=True)[:-1].tolist()
                 statistics.orders[self._key(unit)] = [(j, 0.0) for j in ranked]
             else:
-                importance = (norms / norms.max().clamp(min=1e-30)) ** self.power
+                normalised = all(p.norm is not None for p in unit.unit.producers)
+                power = self.power if normalised else 0.0
+                importance = (norms / norms.max().clamp(min=1e-30)) ** power
                 measured.append((unit, view, importance.to(view.covariance.device)))
         if measured:
             _, views, importances = zip(*measured)
