@@ -203,8 +203,8 @@ def _groups(units: Sequence[UnitWeights]) -> list[list[UnitWeights]]:
 @register("echo")
 @dataclass(frozen=True)
 class EchoCriterion(Criterion):
-    """Backward elimination on collected statistics, weighted by the norm of filters to a power where
-    BatchNorm normalises them."""
+    """Backward elimination on collected statistics; behind BatchNorm the norm of filters, to a
+    power, weighs their costs."""
 
     power: float = 4.0
     needs_statistics: ClassVar[bool] = True
