@@ -267,11 +267,15 @@ class Prepared:
     @own_randomness()
     def forecast(self, slim: nn.Module) -> Forecast | None:
         """How much accuracy a slim network keeps; None where no input for it can be drawn."""
+        told = self.progress or (lambda *at: None)
+        told("forecasting", 0, 1)
         try:
             return self.judges.forecaster(slim)
         except Exception as error:  # the network is cut and restored: its model runs or does not
             note(f"no forecast: {first_line(error)}")
             return None
+        finally:
+            told("forecasting", 1, 1)
 
     @own_randomness()
     def alone(

@@ -17,18 +17,11 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape, render
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, SpinnerColumn, TaskID
 from rich.table import Table
 from rich.text import Text
+
+from lbyl.torchkit.bar import advance, columns
 
 PIPE_WIDTH = 120  # of what is not written to a window
 
@@ -46,8 +39,7 @@ class Tick:
     def named(self, stage: str, completed: int, total: int) -> None:
         """As the library reports: the stage's own name comes along."""
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=stage)
-        self(completed, total)
+            advance(self._progress, self._task, stage, completed, total)
 
 
 @dataclass
@@ -111,17 +103,8 @@ class Screen:
         self.note(f"[green]✓[/] {name} [dim]{spent:.1f} s[/]")
 
 
-class _Count(MofNCompleteColumn):
-    """How many of how many, once that is known."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.total is None else super().render(task)
-
-
 def _bar(console: Console) -> Progress:
-    text = TextColumn("{task.description}")
-    columns = (SpinnerColumn(), text, BarColumn(24), _Count(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    return Progress(SpinnerColumn(), *columns(), console=console, transient=True)
 
 
 @dataclass(frozen=True)
