@@ -292,6 +292,13 @@ def test_resuming_checks_the_settings_and_the_files(
     with pytest.raises(LbylError, match="cannot be resumed with this model"):
         flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         run(flat, digits[0], None, quick, out=tmp_path, resume=True)
+    state = tmp_path / "checkpoint-000001" / "state.json"
+    whole = state.read_text()
+    for history in ([], {}, [{}, {}], [3]):
+        state.write_text(json.dumps({**json.loads(whole), "history": history}))
+        with pytest.raises(LbylError, match="cannot be resumed"):
+            run(network(), digits[0], None, quick, out=tmp_path, resume=True)
+    state.write_text(whole)
     (tmp_path / "checkpoint-000001" / "optimizer.safetensors").write_bytes(b"not tensors")
     with pytest.raises(LbylError, match="cannot be resumed"):
         run(network(), digits[0], None, quick, out=tmp_path, resume=True)

@@ -63,7 +63,7 @@ class Store:
             save_file(_momenta(session), aside / "optimizer.safetensors")
             state = json.dumps(_state(session, history), indent=2)
             (aside / "state.json").write_text(state, encoding="utf-8")
-            target = self.folder / f"checkpoint-{len(history):06d}"
+            target = self.folder / _name(history)
             aside.replace(target)
             for old in self.folder.glob("checkpoint-*"):
                 if old != target:
@@ -76,7 +76,9 @@ class Store:
         assert folder is not None  # `at` has looked
         try:
             state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            history = History(state["history"])
+            history = History(dict(row) for row in state["history"])
+            # Trained on from fewer epochs it would be written over itself, and not be the same run.
+            require(folder.name == _name(history), f"its history has {len(history)} epochs")
             _check_same_run(state, _state(session, history))
             load_model(session.bare, folder / "model.safetensors")
             _put_momenta(session, load_file(folder / "optimizer.safetensors"))
@@ -85,6 +87,10 @@ class Store:
         except _UNREADABLE as error:
             raise LbylError(f"{folder} cannot be resumed with this model: {error}") from error
         return history
+
+
+def _name(history: History) -> str:
+    return f"checkpoint-{len(history):06d}"
 
 
 def _put_momenta(session: Session, momenta: dict[str, Tensor]) -> None:
