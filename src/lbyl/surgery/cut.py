@@ -16,7 +16,8 @@ from lbyl.graph.unit import Axis
 from lbyl.surgery.indices import take
 from lbyl.surgery.layout import Attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
-from lbyl.torchkit.tensors import deep_copy, laid_out_as, replace_tensors, shape_of, tensors
+from lbyl.torchkit.copies import deep_copy
+from lbyl.torchkit.tensors import laid_out_as, replace_tensors, shape_of, tensors
 
 
 def sliced(model: nn.Module, indices: Mapping[Axis, Tensor]) -> dict[str, Tensor]:

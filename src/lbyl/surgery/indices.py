@@ -14,8 +14,8 @@ Kept = Mapping[str, Tensor]
 
 
 def kept_mask(graph: Graph, kept: Kept) -> Tensor:
-    """A flag for every channel of the network: is it kept?"""
-    mask = torch.ones(graph.numbers, dtype=torch.bool)
+    """A flag for every channel of the network: is it kept? The last stands for "no channel"."""
+    mask = torch.ones(graph.numbers + 1, dtype=torch.bool)
     for name, indices in kept.items():
         unit = graph[name]
         mask[unit.start : unit.range.stop] = False
@@ -36,7 +36,7 @@ def kept_indices(graph: Graph, kept: Kept) -> dict[Axis, Tensor]:
 
 def kept_along(channel: Tensor, mask: Tensor) -> Tensor:
     """Flags along an axis whose indices belong to these channels (−1: none, so kept)."""
-    kept = (channel < 0) | mask[channel.clamp(min=0)]
+    kept = mask[channel]  # −1 is the last, which is always kept
     return kept if channel.dim() == 1 else kept.all(1)
 
 

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lbyl.torchkit.tensors import deep_copy, tensors
+from lbyl.torchkit.copies import deep_copy
+from lbyl.torchkit.tensors import tensors
 
 GATED, DOWN = "gate_up_proj", "down_proj"
 ALIGNED = 16  # bytes

@@ -1,19 +1,16 @@
-"""A model's tensors by name: read, checked, replaced, copied with the model."""
+"""A model's tensors by name: read, checked, replaced."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from lbyl.errors import LbylError
 from lbyl.torchkit.attention import SIZES, SlimMultiheadAttention
 from lbyl.torchkit.masked import INPUTS, OUTPUTS, add_mask
-from lbyl.torchkit.run import set_modes
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -163,30 +160,3 @@ def parameter_names(model: nn.Module) -> dict[int, str]:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         names.setdefault(id(tensor), name)
     return names
-
-
-def deep_copy(model: nn.Module, instead: Mapping[int, object]) -> nn.Module:
-    """A deep copy in the same modes, with `instead` in place of objects, given by their id.
-
-    Tensors that a forward left behind (`self.kept = x`, or the weight that `weight_norm` computed)
-    may hang on the graph of that forward, which cannot be copied: their values are.
-    """
-    memo = {id(x): x.detach().clone() for x in _left_behind(model)} | dict(instead)
-    twin = copy.deepcopy(model, memo)
-    # Some networks forget theirs, such as graphs of torch.fx with a graph for each mode.
-    set_modes(twin, {name: module.training for name, module in model.named_modules()})
-    return twin
-
-
-_PLAIN = frozenset(vars(nn.Module())) - {"_buffers"}  # what every module has
-
-
-def _left_behind(model: nn.Module) -> list[Tensor]:
-    """Tensors kept by modules that were computed with gradients."""
-    kept = [
-        value
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name not in _PLAIN and isinstance(value, (Tensor, list, tuple, dict))
-    ]
-    return [x for x in tree_flatten(kept)[0] if isinstance(x, Tensor) and not x.is_leaf]

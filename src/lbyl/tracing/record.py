@@ -26,11 +26,12 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
 from lbyl.torchkit.caches import forgetful
+from lbyl.torchkit.copies import deep_copy
 from lbyl.torchkit.intercept import Function, Interceptor
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.shapes import Shapes
 from lbyl.torchkit.surroundings import module_hooks, one_thread
-from lbyl.torchkit.tensors import deep_copy, parameter_names
+from lbyl.torchkit.tensors import parameter_names
 
 Ran = Literal["meta", "fake", "real"]
 """What a network was run on: shapes alone, torch's fake tensors (slower, they know the values of
