@@ -233,7 +233,7 @@ class Chooser:
         found: list[float] = []
 
         for some in self._held_at_once(plans):
-            values = [silencing(self.graph, plan, self.solver) for plan in some]
+            values = silencing(self.graph, some, self.solver)
             variants = [own for own in values if own is not None]
             told = iter(self.judges.alone.of_variants(variants) or map(self._silenced, variants))
             for plan, own in zip(some, values):

@@ -101,7 +101,7 @@ def consumer(bias: str | None) -> Consumer:
 
 
 def test_where_nothing_can_take_the_mean_nothing_is_written() -> None:
-    shift = Shift(torch.ones(2), torch.ones(2), 0.0)
+    shift = Shift(torch.ones(2), torch.ones(2), torch.tensor(0.0), torch.tensor(1.0))
     assert corrected_values(consumer(None), shift, {}, "mean", bias_allowed=False) == {}
     made = corrected_values(consumer(None), shift, {}, "mean", bias_allowed=True)
     assert made["layer.bias"].tolist() == [-1.0, -1.0]

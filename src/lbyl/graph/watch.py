@@ -220,4 +220,4 @@ def batch_norm_with_moments(call: NormCall) -> tuple[Tensor, Tensor, Tensor]:
     out, mean, reciprocal = torch.native_batch_norm(
         call.x, *_affine(call), None, None, True, momentum, eps
     )
-    return out, mean, (reciprocal.double().square().reciprocal() - eps).clamp(min=0)
+    return out, mean, (reciprocal.double().pow(-2) - eps).clamp(min=0)

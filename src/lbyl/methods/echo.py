@@ -18,6 +18,7 @@ from lbyl.statistics.moments import TAPS
 from lbyl.statistics.solve import RIDGE, deliver_weight, regress
 from lbyl.statistics.units import unit_covariance
 from lbyl.surgery.indices import pruned_of
+from lbyl.torchkit.tensors import onto
 
 if TYPE_CHECKING:
     from lbyl.graph.weights import UnitWeights
@@ -66,7 +67,7 @@ class Echo(Method):
         if moments is None:  # nothing was measured at this consumer
             return super().rewrite(rewrite)
         weight = moments.arrange(rewrite.weight)  # (o, features, taps)
-        features = moments.kept_features(rewrite.kept_columns).to(weight.device)
+        features = moments.kept_features(rewrite.kept_columns)
         if moments.taps == weight.shape[2]:  # every tap is a feature
             rows = moments.by_tap(features)
             flat = weight.flatten(1)
@@ -77,7 +78,9 @@ class Echo(Method):
         if not rewrite.takes_mean:  # it is part of what the kept inputs take over
             mean = moments.mean.flatten().to(weight)
             covariance, mixed = covariance + torch.outer(mean, mean), None
-        kept, pruned = torch.nonzero(rows).reshape(-1), torch.nonzero(~rows).reshape(-1)
+        kept, pruned = (
+            onto(torch.nonzero(flags).reshape(-1), weight.device) for flags in (rows, ~rows)
+        )
         delivered = deliver_weight(flat, covariance, kept, pruned, self.ridge, mixed)
         if moments.taps == weight.shape[2]:
             new = delivered.weight.unflatten(1, (-1, moments.taps))

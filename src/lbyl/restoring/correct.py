@@ -7,7 +7,6 @@ behind the consumer, or into the consumer's bias; the variance into the running 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from lbyl.graph.unit import Consumer
 from lbyl.statistics.moments import Moments
+from lbyl.torchkit.assumptions import holds
 
 VARIANCE_LIMITS = (0.05, 4.0)  # a correction beyond these is an artefact of the images
 WORSE, ROUNDING = 1.01, 1e-9  # factor and sum by which an error must exceed another
@@ -27,8 +27,8 @@ class Shift:
 
     mean: Tensor  # (outputs,): by how much
     variance: Tensor  # (outputs,): by what factor
-    error: float  # variance of the difference over that of the output, all outputs together
-    total: float = 1.0  # variance of the output before, all outputs together
+    error: Tensor  # variance of the difference over that of the output, all outputs together
+    total: Tensor  # variance of the output before, all outputs together
 
 
 def output_shift(
@@ -51,8 +51,8 @@ def output_shift(
     ratio = torch.where(known, now / was.clamp(min=1e-300), torch.ones_like(was))
     ratio = torch.where(ratio.isfinite(), ratio, torch.ones_like(ratio))
     total = was.sum().clamp(min=1e-300)
-    error = float(difference.clamp(min=0).sum() / total)
-    return Shift(mean, ratio.clamp(*VARIANCE_LIMITS), error, float(total))
+    error = difference.clamp(min=0).sum() / total
+    return Shift(mean, ratio.clamp(*VARIANCE_LIMITS), error, total)
 
 
 def is_worse_than_cut(moments: Moments, old: Tensor, kept: Tensor, shift: Shift) -> bool:
@@ -63,8 +63,8 @@ def is_worse_than_cut(moments: Moments, old: Tensor, kept: Tensor, shift: Shift)
     """
     pruned = ~moments.kept_features(kept).cpu()
     carried = moments.output_variance(moments.arrange(old)[:, pruned.to(old.device)], pruned)
-    missed = float(carried.clamp(min=0).sum()) / shift.total
-    return math.isfinite(missed) and not shift.error <= WORSE * missed + ROUNDING
+    missed = carried.clamp(min=0).sum() / shift.total
+    return not holds(~missed.isfinite() | (shift.error <= WORSE * missed + ROUNDING))
 
 
 def _arranged(moments: Moments, weight: Tensor, kept: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from lbyl.inputs.batches import InputBatches
 from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.run import call_model, evaluation_mode
-from lbyl.torchkit.tensors import is_finite, tensors
+from lbyl.torchkit.tensors import is_finite, onto, tensors
 
 STEP = 0.5  # fraction of the way that running statistics move
 
@@ -30,7 +30,7 @@ class BatchMoments(Watch):
 
     def __init__(self, by_batch: bool) -> None:
         super().__init__(by_batch=by_batch)
-        self.sums: dict[int, list[Tensor]] = {}
+        self.seen: dict[int, list[tuple[Tensor, Tensor, int]]] = {}  # mean, variance, how many
 
     def before_norm(self, call: NormCall) -> None:
         if call.mean is None or (self.by_batch and call.varies):
@@ -46,12 +46,26 @@ class BatchMoments(Watch):
             self._add(call, mean, variance)
 
     def _add(self, call: NormCall, mean: Tensor, variance: Tensor) -> None:
-        mean, variance, x = mean.double(), variance.double(), call.x
-        count = float(x.numel() // x.shape[1])
-        parts = [count * mean, count * (variance + mean.square())]
-        parts.append(torch.tensor(count, device=x.device))
-        old = self.sums.get(id(call.mean))
-        self.sums[id(call.mean)] = [a + b for a, b in zip(old, parts)] if old else parts
+        count = call.x.numel() // call.x.shape[1]
+        self.seen.setdefault(id(call.mean), []).append((mean, variance, count))
+
+    def moments(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Mean and variance over all batches."""
+        return {key: _over_all(calls) for key, calls in self.seen.items()}
+
+
+def _over_all(calls: Sequence[tuple[Tensor, Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of all that several calls saw, each with its own and how many it saw."""
+    if len(calls) == 1:
+        return calls[0][0].double(), calls[0][1].double()
+    total, squares, count = torch.zeros(()), torch.zeros(()), 0
+    for mean, variance, number in calls:
+        mean = mean.double()
+        total = total + number * mean
+        squares = squares + number * (variance.double() + mean.square())
+        count += number
+    mean = total / count
+    return mean, (squares / count - mean.square()).clamp(min=0)
 
 
 BatchNormMoments = dict[str, tuple[Tensor, Tensor]]
@@ -66,12 +80,7 @@ def batch_moments(model: nn.Module, inputs: InputBatches) -> BatchNormMoments:
         for batch in inputs.batches:
             with watch:
                 call_model(model, batch)
-    moments = {}
-    for key, (total, squares, count) in watch.sums.items():
-        if key in names:
-            mean = total / count
-            moments[names[key]] = (mean, (squares / count - mean.square()).clamp(min=0))
-    return moments
+    return {names[key]: pair for key, pair in watch.moments().items() if key in names}
 
 
 def recalibrate(
@@ -105,13 +114,13 @@ def recalibrate(
     keep = _kept_of_all(
         [indices.get((n.mean, 0)) for n in norms], [len(before[n.mean][0]) for n in norms]
     )
-    keep = keep.to(device)
+    keep = onto(keep, device)
 
     def joined(values: Iterable[Tensor]) -> Tensor:
-        return torch.cat([value.double().to(device) for value in values])
+        return torch.cat([value.to(device) for value in values]).double()
 
     eps = torch.tensor([norm.eps for norm in norms], dtype=torch.float64)
-    eps = eps.repeat_interleave(torch.tensor(lengths)).to(device)
+    eps = onto(eps.repeat_interleave(torch.tensor(lengths)), device)
     mean = joined(state[n.mean] for n in norms)[keep]
     var = joined(state[n.var] for n in norms)[keep] + eps
     old_mean, old_var = (joined(before[n.mean][i] for n in norms)[keep] for i in (0, 1))
@@ -120,16 +129,19 @@ def recalibrate(
     mean, var = mean + new_mean - old_mean, var * ratio
     held_mean, held_var = joined(now[n.mean] for n in norms), joined(now[n.var] for n in norms)
     factor = (var / (held_var + eps).clamp(min=1e-30)) ** step
-    moved_mean = (held_mean + step * (mean - held_mean)).split(lengths)
-    moved_var = scaled_variance(held_var, eps, factor).split(lengths)
-    values = {
-        n: (m.to(now[n.mean]), v.to(now[n.var])) for n, m, v in zip(norms, moved_mean, moved_var)
-    }
-    if not is_finite(*(x for pair in values.values() for x in pair)):
+    moved = held_mean + step * (mean - held_mean), scaled_variance(held_var, eps, factor)
+    held_as = now[norms[0].mean].dtype
+    alike = all(now[n].dtype == held_as for norm in norms for n in (norm.mean, norm.var))
+    if alike:
+        moved = moved[0].to(held_as), moved[1].to(held_as)
+    pairs = zip(*(values.split(lengths) for values in moved))
+    values = {n: (m.to(now[n.mean]), v.to(now[n.var])) for n, (m, v) in zip(norms, pairs)}
+    if not (alike and is_finite(*moved)):
         values = {n: pair for n, pair in values.items() if _checked(n, pair)}
-    for norm, pair in values.items():
-        now[norm.mean].copy_(pair[0])
-        now[norm.var].copy_(pair[1])
+    held = [now[name] for norm in values for name in (norm.mean, norm.var)]
+    if held:
+        with torch.no_grad():
+            torch._foreach_copy_(held, [x for pair in values.values() for x in pair])
     return len(values)
 
 

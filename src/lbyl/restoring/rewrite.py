@@ -17,7 +17,15 @@ from lbyl.methods.base import Delivery, Method, identity_rows
 from lbyl.planning.plan import Plan
 from lbyl.restoring.channel_norms import corrected_norms
 from lbyl.restoring.products import rewritten_products
-from lbyl.restoring.solving import Solution, Solver, all_finite, as_held, silenced
+from lbyl.restoring.solving import (
+    Request,
+    Solution,
+    Solver,
+    all_finite,
+    as_held,
+    floating,
+    silenced,
+)
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import consumers_cut, kept_along, kept_indices, kept_mask, take
@@ -26,7 +34,7 @@ from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.parallel import each
 from lbyl.torchkit.processes import gathered, several, share
 from lbyl.torchkit.run import Progress
-from lbyl.torchkit.tensors import is_finite, tensors
+from lbyl.torchkit.tensors import finite_each, is_finite, onto, tensors
 
 
 @dataclass(frozen=True)
@@ -100,14 +108,18 @@ def restore(
     cut_consumers = consumers_cut(graph, indices)
     # A table's weight stays: what its consumer takes over would change the table as well.
     written |= {c.name: Written() for c in cut_consumers if c.weight in graph.tables}
-    for step, consumer in share(cut_consumers):
-        if consumer.weight in graph.tables:
-            continue
-        solution = solver(consumer, kept_along(consumer.channel, mask), deliveries, kept)
-        held = as_held(channel_cut.outputs(solution.values, consumer), state)
-        if all_finite(held):
-            solved |= held
-            written[consumer.name] = _told(consumer, solution)
+    mine = [(step, c) for step, c in share(cut_consumers) if c.weight not in graph.tables]
+    requests = {c.name: Request(c, kept_along(c.channel, mask), deliveries, kept) for _, c in mine}
+    solver.solve(requests.values())
+    solutions = {name: solver(request) for name, request in requests.items()}
+    new = {
+        c.name: as_held(channel_cut.outputs(solutions[c.name].values, c), state) for _, c in mine
+    }
+    finite = dict(zip(new, finite_each([floating(held) for held in new.values()])))
+    for step, consumer in mine:
+        if finite[consumer.name]:
+            solved |= new[consumer.name]
+            written[consumer.name] = _told(consumer, solutions[consumer.name])
         else:  # a weight and the correction behind it belong together
             with at(consumer.name):
                 note("only cut: its new values are too large for the model's precision")
@@ -165,14 +177,35 @@ def _products(
     return errors
 
 
-def silencing(graph: Graph, plan: Plan, solver: Solver) -> dict[str, Tensor] | None:
-    """Values, in full size, under which a network computes what the cut network would.
+def silencing(
+    graph: Graph, plans: Sequence[Plan], solver: Solver
+) -> list[dict[str, Tensor] | None]:
+    """Values, in full size, under which a network computes what each cut network would.
 
     Pruned channels are still made, but nobody reads them. Cheaper than to cut where little changes.
     None where only a cut network can tell: kept channels become mixtures, a bias is added, or no
     layer reads them.
     """
-    method, state = solver.method, solver.state
+    asked = [_silencing_requests(graph, plan, solver) for plan in plans]
+    solver.solve([request for requests in asked for request in requests or ()])
+    return [None if requests is None else _silenced(requests, solver) for requests in asked]
+
+
+def _silenced(requests: Sequence[Request], solver: Solver) -> dict[str, Tensor] | None:
+    values: dict[str, Tensor] = {}
+    for request in requests:
+        solution, consumer = solver(request), request.consumer
+        if not solution.finite or not solution.values.keys() <= solver.state.keys():
+            return None
+        like = solver.state[consumer.weight].detach()
+        full = silenced(solution, consumer, request.columns, like)
+        values |= {**solution.values, consumer.weight: full}
+    return values
+
+
+def _silencing_requests(graph: Graph, plan: Plan, solver: Solver) -> list[Request] | None:
+    """The consumers that read what a plan prunes; None where they do not tell everything."""
+    method = solver.method
     kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
     if method.by_unit or any(graph[n].kind == "qk" for n in kept):
         return None
@@ -183,17 +216,9 @@ def silencing(graph: Graph, plan: Plan, solver: Solver) -> dict[str, Tensor] | N
     wanted = {n: (weights[n], kept[n]) for n in unmeasured}
     deliveries = deliver_all(method, wanted, solver.statistics)
     mask = kept_mask(graph, kept)
-    values: dict[str, Tensor] = {}
     names = dict.fromkeys(c for n in kept for c in graph[n].consumers)
     consumers = [graph.consumers[name] for name in names]
-    for consumer in consumers:
-        columns = kept_along(consumer.channel, mask)
-        solution = solver(consumer, columns, deliveries, kept)
-        if not solution.values.keys() <= state.keys():
-            return None
-        full = silenced(solution, consumer, columns, state[consumer.weight].detach())
-        values |= {**solution.values, consumer.weight: full}
-    return values if all_finite(values) else None
+    return [Request(c, kept_along(c.channel, mask), deliveries, kept) for c in consumers]
 
 
 def deliver_all(
@@ -233,8 +258,8 @@ def _nothing(weights: UnitWeights, kept: Tensor) -> Delivery:
 
 def _told(consumer: Consumer, solution: Solution) -> Written:
     """What is reported of a consumer whose values were changed."""
-    shift = solution.shift
-    error = shift.error if shift is not None and math.isfinite(shift.error) else None
+    error = solution.error
+    error = error if error is not None and math.isfinite(error) else None
     varied = consumer.norm is not None and consumer.norm.var in solution.values
     return Written(error, len(solution.values) > 1, varied)
 
@@ -284,7 +309,7 @@ class ChannelCut:
         They are those of `known`, an axis of the graph, where it is not one itself.
         """
         kept_here = kept_along(channel, self.mask)
-        new = tensor.index_select(axis, torch.nonzero(kept_here).reshape(-1).to(tensor.device))
+        new = tensor.index_select(axis, onto(torch.nonzero(kept_here).reshape(-1), tensor.device))
         position = torch.cumsum(kept_here, 0) - 1  # where a kept index lies afterwards
         for unit in self._mixing_along(known or (name, axis)):
             indices, delivery = self.kept[unit.name].cpu(), self.deliveries[unit.name]

@@ -6,7 +6,7 @@ inputs that several of them keep. Both are remembered as far as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,10 +18,25 @@ from lbyl.graph.weights import as_matrix, from_matrix
 from lbyl.methods.base import Delivery, Method, Rewrite
 from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
 from lbyl.statistics.moments import Statistics
+from lbyl.torchkit.assumptions import assuming
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
-from lbyl.torchkit.tensors import can_take_bias, is_finite, tensors
+from lbyl.torchkit.tensors import can_take_bias, is_finite, numbers, onto, tensors
 
 REMEMBERED = 1 << 28  # numbers of solutions and products
+
+
+@dataclass(frozen=True)
+class Request:
+    """A consumer that is to be solved, and what of its inputs is kept."""
+
+    consumer: Consumer
+    columns: Tensor  # flags of its input columns
+    deliveries: dict[str, Delivery]
+    kept: dict[str, Tensor]
+
+    @cached_property
+    def key(self) -> tuple[str, bytes]:
+        return self.consumer.name, self.columns.numpy().tobytes()
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,18 @@ class Solution:
     """New values around a consumer; all of its outputs are there."""
 
     values: dict[str, Tensor]  # its weight for the kept inputs, its BatchNorm's statistics or bias
-    shift: Shift | None
+    error: float | None  # of its output on the statistics, where there are any
+    finite: bool  # whether all values are
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A solution that nobody has looked at yet, and what must hold of it."""
+
+    values: dict[str, Tensor]
+    error: Tensor | None
+    conditions: list[Tensor]
     notes: tuple[str, ...]
 
 
@@ -50,38 +76,58 @@ class Solver:
     def state(self) -> dict[str, Tensor]:
         return tensors(self.model)
 
-    def __call__(
-        self,
-        consumer: Consumer,
-        columns: Tensor,
-        deliveries: dict[str, Delivery],
-        kept: dict[str, Tensor],
-    ) -> Solution:
+    @property
+    def _keeps(self) -> bool:
+        """What mixes channels of a unit depends on more than on what a consumer keeps."""
+        return self.remembers and not self.method.by_unit
+
+    def __call__(self, request: Request) -> Solution:
         """The solution where these input columns of a consumer are kept."""
-        key = consumer.name, columns.numpy().tobytes()
-        solution = self._known.get(key)
-        if solution is None:
-            with noting() as notes, at(consumer.name):
-                values, shift = self._solve(consumer, columns, deliveries, kept)
-            solution = Solution(values, shift, tuple(notes))
-            # What mixes channels of a unit depends on more than on what this consumer keeps.
-            if self.remembers and not self.method.by_unit and self._room >= 0:
-                self._known[key] = solution
-                self._room -= sum(v.numel() for v in values.values())
+        key, new = request.key, request.key not in self._known
+        self.solve([request])
+        solution = self._known[key] if self._keeps else self._known.pop(key)
         repeat(solution.notes)
-        if key not in self._known:
+        if not self._keeps:
             return solution
+        if new and self._room < 0:
+            del self._known[key]
         # Running statistics move in place once a network has them: what is remembered must not.
-        own = {n: v if n == consumer.weight else v.clone() for n, v in solution.values.items()}
+        weight = request.consumer.weight
+        own = {n: v if n == weight else v.clone() for n, v in solution.values.items()}
         return replace(solution, values=own)
 
-    def _solve(
-        self,
-        consumer: Consumer,
-        columns: Tensor,
-        deliveries: dict[str, Delivery],
-        kept: dict[str, Tensor],
-    ) -> tuple[dict[str, Tensor], Shift | None]:
+    def solve(self, requests: Iterable[Request]) -> None:
+        """Solve those that are not known yet; a device is waited for once."""
+        waiting = {r.key: r for r in requests if r.key not in self._known}
+        unseen: dict[tuple[str, bytes], Unseen] = {}
+        for key, request in waiting.items():
+            if unseen and self._keeps and self._room < 0:  # the others when they are asked for
+                break
+            with assuming() as conditions, noting() as notes, at(request.consumer.name):
+                values, shift = self._solve(request)
+                all_finite(values)
+            error = None if shift is None else shift.error
+            unseen[key] = Unseen(values, error, conditions, tuple(notes))
+            self._room -= sum(v.numel() for v in values.values()) if self._keeps else 0
+        errors = iter(numbers([u.error for u in unseen.values() if u.error is not None]))
+        flags = iter(numbers([c for u in unseen.values() for c in u.conditions]))
+        for key, one in unseen.items():
+            true = [next(flags) for _ in one.conditions]
+            told = None if one.error is None else next(errors)
+            if all(true):
+                self._known[key] = Solution(one.values, told, True, one.notes)
+            else:  # something that nearly always holds did not
+                self._known[key] = self._looked_at(waiting[key])
+
+    def _looked_at(self, request: Request) -> Solution:
+        """A solution with every condition looked at where it arises."""
+        with noting() as notes, at(request.consumer.name):
+            values, shift = self._solve(request)
+        error = None if shift is None else float(shift.error)
+        return Solution(values, error, all_finite(values), tuple(notes))
+
+    def _solve(self, request: Request) -> tuple[dict[str, Tensor], Shift | None]:
+        consumer = request.consumer
         moments = self.statistics.get(consumer.name) if self.statistics else None
         weight = self.state[consumer.weight]
         old = as_matrix(weight, consumer)
@@ -90,9 +136,9 @@ class Solver:
             self.graph,
             consumer,
             old,
-            columns,
-            deliveries,
-            kept,
+            request.columns,
+            request.deliveries,
+            request.kept,
             moments,
             mixed,
             takes_mean=self._takes_mean(consumer),
@@ -139,7 +185,7 @@ def _rewritten(method: Method, rewrite: Rewrite) -> tuple[Tensor, Shift | None]:
     old, columns, moments = rewrite.weight, rewrite.kept_columns, rewrite.moments
     new = method.rewrite(rewrite)
     mixed = next((product for weight, product in rewrite.found if weight is new), None)
-    cut_only = old[:, columns.to(old.device)] if mixed is None else new
+    cut_only = old[:, onto(columns, old.device)] if mixed is None else new
     if mixed is None and not is_finite(new):
         note("only cut: what it should take over is not finite")
         new = cut_only
@@ -161,11 +207,16 @@ def as_held(values: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[s
 
 def all_finite(values: Mapping[str, Tensor]) -> bool:
     """Whether values as the model will hold them are finite: half precision ends at 65,504."""
-    return is_finite(*(v for v in values.values() if v.dtype.is_floating_point))
+    return is_finite(*floating(values))
+
+
+def floating(values: Mapping[str, Tensor]) -> list[Tensor]:
+    """Values that could be other than finite."""
+    return [v for v in values.values() if v.dtype.is_floating_point]
 
 
 def silenced(solution: Solution, consumer: Consumer, columns: Tensor, like: Tensor) -> Tensor:
     """The consumer's weight for all inputs, zeros where they are pruned: nobody reads those."""
     full = torch.zeros_like(like)
-    where = torch.nonzero(columns).reshape(-1).to(like.device)
+    where = onto(torch.nonzero(columns).reshape(-1), like.device)
     return full.index_copy(consumer.axis, where, solution.values[consumer.weight])

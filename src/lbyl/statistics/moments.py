@@ -13,7 +13,7 @@ from torch import Tensor
 from lbyl.errors import LbylError
 from lbyl.statistics.products import ProductMoments
 from lbyl.torchkit.files import read_tensors, write_tensors
-from lbyl.torchkit.tensors import is_finite
+from lbyl.torchkit.tensors import is_finite, onto
 
 FORMAT = "lbyl-statistics-2"
 DAMAGED = "is damaged, collect the statistics again"
@@ -64,7 +64,9 @@ class Moments:
 
     def output_mean(self, weight: Tensor, kept: Tensor | None = None) -> Tensor:
         """(outputs,): mean of the consumer's output for an arranged weight."""
-        mean = self.mean if kept is None else self.mean[kept.to(self.mean.device)]
+        mean = self.mean
+        if kept is not None:
+            mean = mean.index_select(0, onto(torch.nonzero(kept.cpu()).reshape(-1), mean.device))
         return (weight * mean.to(weight)).sum((1, 2))
 
     def output_variance(self, weight: Tensor, features: Tensor) -> Tensor:
@@ -98,7 +100,7 @@ class Moments:
         `before` (outputs, features, taps) is over all features, `after` over those that are kept;
         both arranged. `mixed` and `mixed_new` are both times the covariance, where that is known.
         """
-        rows = torch.nonzero(self.by_tap(kept)).reshape(-1).to(self.covariance.device)
+        rows = onto(torch.nonzero(self.by_tap(kept)).reshape(-1), self.covariance.device)
         if self.taps == before.shape[2]:
             old, new, summed = before.flatten(1), after.flatten(1), [1]
             mixed = old @ self.covariance.to(before) if mixed is None else mixed

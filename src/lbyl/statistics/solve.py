@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lbyl.torchkit.assumptions import holds
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.tensors import is_finite
 
@@ -60,7 +61,7 @@ def _by_products(
     asked, weights = some @ right, some @ solution
     spread = weights.new_zeros(len(covariance)).index_copy(0, kept, weights)
     off = (covariance @ spread)[kept] + epsilon * weights - asked
-    if not bool(off.norm() <= SOLVED * asked.norm()):
+    if not holds(off.norm() <= SOLVED * asked.norm()):
         return Delivered(solution)
     # Of inputs that never vary the difference is rounding, and nothing would be small beside it.
     return Delivered(solution, (right - epsilon * solution) * varies)
@@ -96,7 +97,7 @@ def _solved(right: Tensor, matrix: Tensor, epsilon: Tensor) -> Tensor | None:
     """right · (matrix + ε I)⁻¹ by a Cholesky factor, None where there is none; changes matrix."""
     matrix.diagonal().add_(epsilon)
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    if int(failed):
+    if not holds(failed == 0):
         return None
     solution = torch.cholesky_solve(right.T, factor).T
     return solution if is_finite(solution) else None

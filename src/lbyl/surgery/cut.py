@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis
-from lbyl.surgery.indices import take
+from lbyl.surgery.indices import indices_on, take
 from lbyl.surgery.layout import Attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.copies import deep_copy
@@ -24,6 +24,8 @@ def sliced(model: nn.Module, indices: Mapping[Axis, Tensor]) -> dict[str, Tensor
     """New values of all parameters that lose channels, nothing else changed."""
     state = tensors(model)
     names = dict.fromkeys(name for name, _ in indices)
+    if names:  # in one go: there are hundreds
+        indices = indices_on(indices, state[next(iter(names))].device)
     return {name: take(state[name].detach(), name, indices) for name in names}
 
 

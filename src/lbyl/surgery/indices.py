@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Axis, Consumer, Graph, Unit
+from lbyl.torchkit.tensors import onto
 
 Kept = Mapping[str, Tensor]
 """Unit name → indices of the kept channels, ascending."""
@@ -40,6 +41,14 @@ def kept_along(channel: Tensor, mask: Tensor) -> Tensor:
     return kept if channel.dim() == 1 else kept.all(1)
 
 
+def indices_on(indices: Mapping[Axis, Tensor], device: torch.device) -> dict[Axis, Tensor]:
+    """The same on a device, moved there together."""
+    if device.type == "cpu" or not indices:
+        return dict(indices)
+    moved = onto(torch.cat(list(indices.values())), device)
+    return dict(zip(indices, moved.split([len(kept) for kept in indices.values()])))
+
+
 def consumers_cut(graph: Graph, indices: Mapping[Axis, Tensor]) -> list[Consumer]:
     """The consumers that lose inputs."""
     return [c for c in graph.consumers.values() if (c.weight, c.axis) in indices]
@@ -49,7 +58,7 @@ def take(tensor: Tensor, name: str, indices: Mapping[Axis, Tensor]) -> Tensor:
     """A parameter without the pruned channels, along all its axes."""
     for axis in range(tensor.dim()):
         if (name, axis) in indices:
-            tensor = tensor.index_select(axis, indices[name, axis].to(tensor.device))
+            tensor = tensor.index_select(axis, onto(indices[name, axis], tensor.device))
     return tensor
 
 

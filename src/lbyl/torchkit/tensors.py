@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
+from lbyl.torchkit.assumptions import are_assumed, holds
 from lbyl.torchkit.attention import SIZES, SlimMultiheadAttention
 from lbyl.torchkit.masked import INPUTS, OUTPUTS, add_mask
 
@@ -31,17 +32,33 @@ def numbers(scalars: Sequence[Tensor]) -> list[float]:
     """Tensors of one number each as numbers; a device is waited for once."""
     if not any(x.is_cuda for x in scalars):
         return [float(x.detach()) for x in scalars]
-    device = next(x.device for x in scalars if x.is_cuda)
-    told: list[float] = torch.stack([x.detach().double().to(device) for x in scalars]).tolist()
+    first = next(x for x in scalars if x.is_cuda)
+    if any(x.dtype != first.dtype or x.device != first.device for x in scalars):
+        scalars = [x.double().to(first.device) for x in scalars]
+    told: list[float] = torch.stack([x.detach() for x in scalars]).double().tolist()
     return told
 
 
 def is_finite(*several: Tensor) -> bool:
     """Whether no entry is NaN or Inf: those survive a sum, which needs no memory."""
+    if are_assumed():
+        for t in several:
+            holds(t.detach().sum().isfinite())
+        return True
+    return finite_each([several])[0]
+
+
+def finite_each(groups: Sequence[Sequence[Tensor]]) -> list[bool]:
+    """The same of several groups of tensors; a device is waited for once."""
     # A sum of large finite numbers may overflow; only then every entry is looked at.
-    sums = numbers([t.sum().abs() for t in several])
-    suspects = [t for t, total in zip(several, sums) if not math.isfinite(total)]
-    return all(bool(t.isfinite().all()) for t in suspects)
+    sums = iter(numbers([t.sum().abs() for group in groups for t in group]))
+    suspects = [[t for t in group if not math.isfinite(next(sums))] for group in groups]
+    return [all(bool(t.isfinite().all()) for t in group) for group in suspects]
+
+
+def onto(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; what comes from the processor's memory is not waited for."""
+    return x.to(device, non_blocking=x.device.type == "cpu")
 
 
 def select(x: Tensor, axis: int, indices: Tensor) -> Tensor:
