@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import lbyl
 from lbyl.torchkit import files
+from lbyl.train import TrainConfig, train
 from support import quick
 from support.fuzz.kills import in_fork
 from support.networks import build, example
@@ -55,8 +57,17 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, result: lbyl.Result, roo
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         quick.statistics(build("chain"), example("chain")).save(folder / "statistics")
 
+    def training(folder: Path) -> None:
+        pair = torch.randn(4, 3, 8, 8), torch.arange(4) % 2
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 8))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        train(model, pair, config=TrainConfig(epochs=1), out=folder, progress=False, cpu=True)
+
     assert in_fork(told(save, "cannot be written"), tmp_path) == 0
     assert in_fork(told(statistics, "cannot be written"), tmp_path) == 0
+    aside = tmp_path.with_name("training")
+    assert in_fork(told(training, "cannot be written"), aside) == 0
+    assert not list(aside.glob("checkpoint-*"))
     assert contents(tmp_path) == before and len(list(tmp_path.rglob("*"))) == 3
 
 

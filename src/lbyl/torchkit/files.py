@@ -22,18 +22,22 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def telling(path: Path) -> Iterator[None]:
     """What the file system refuses (full, read-only, gone) as one error that names the path."""
+    from safetensors import SafetensorError
+
     try:
         yield
     except OSError as error:
         raise LbylError(f"{path} cannot be written: {error.strerror or error}") from error
+    except SafetensorError as error:  # it tells of the file system in its own way
+        raise LbylError(f"{path} cannot be written: {error}") from error
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place only when all is written."""
-    with _telling(path):
+    with telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path, path.parent)
         temporary.touch(exist_ok=False)
@@ -66,7 +70,7 @@ def whole_directory(path: Path, last: str = "") -> Iterator[Path]:
         raise LbylError(f"{path} is a file; give a directory to write to")
     exists = path.is_dir()
     parent = path if exists else path.parent
-    with _telling(path), _alone_in(path if exists else None):
+    with telling(path), _alone_in(path if exists else None):
         parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path, parent)
         temporary.mkdir()
@@ -106,15 +110,11 @@ def _alone_in(path: Path | None) -> Iterator[None]:
 
 def write_tensors(path: Path, values: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
     """Write tensors as safetensors, atomically."""
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     ready = {name: value.detach().cpu().contiguous() for name, value in values.items()}
     with whole_file(path) as temporary:
-        try:
-            save_file(ready, str(temporary), dict(notes))
-        except SafetensorError as error:  # it tells of the file system in its own way
-            raise LbylError(f"{path} cannot be written: {error}") from error
+        save_file(ready, str(temporary), dict(notes))
 
 
 def read_tensors(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from lbyl.errors import LbylError
+from lbyl.torchkit.files import telling
 from lbyl.train.config import History, require
 from lbyl.train.data import length
 from lbyl.train.session import Session
@@ -55,19 +56,8 @@ class Store:
         if self.folder is None:
             return
         if session.accelerator.is_main_process:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            aside = self.folder / ".writing"
-            shutil.rmtree(aside, ignore_errors=True)  # what an interrupted run left behind
-            aside.mkdir()
-            save_model(session.bare, str(aside / "model.safetensors"))
-            save_file(_momenta(session), aside / "optimizer.safetensors")
-            state = json.dumps(_state(session, history), indent=2)
-            (aside / "state.json").write_text(state, encoding="utf-8")
-            target = self.folder / _name(history)
-            aside.replace(target)
-            for old in self.folder.glob("checkpoint-*"):
-                if old != target:
-                    shutil.rmtree(old)
+            with telling(self.folder):
+                _write(self.folder, session, history)
         session.accelerator.wait_for_everyone()
 
     def restore(self, session: Session) -> History:
@@ -87,6 +77,21 @@ class Store:
         except _UNREADABLE as error:
             raise LbylError(f"{folder} cannot be resumed with this model: {error}") from error
         return history
+
+
+def _write(folder: Path, session: Session, history: History) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    aside, target = folder / ".writing", folder / _name(history)
+    shutil.rmtree(aside, ignore_errors=True)  # what an interrupted run left behind
+    aside.mkdir()
+    save_model(session.bare, str(aside / "model.safetensors"))
+    save_file(_momenta(session), aside / "optimizer.safetensors")
+    state = json.dumps(_state(session, history), indent=2)
+    (aside / "state.json").write_text(state, encoding="utf-8")
+    aside.replace(target)
+    for old in folder.glob("checkpoint-*"):
+        if old != target:
+            shutil.rmtree(old)
 
 
 def _name(history: History) -> str:
