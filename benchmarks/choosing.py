@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lbyl
@@ -41,10 +41,10 @@ def key(row: Row) -> tuple[Any, ...]:
     return row["net"], row["seed"], row.get("macs"), row.get("ratio")
 
 
-def wanted(name: str, seed: int) -> list[Row]:
+def wanted(name: str, seed: int, budgets: Sequence[float]) -> list[Row]:
     """The rows of one network and seed, yet without figures."""
     at = {"net": name, "seed": seed}
-    return [{**at, "macs": f} for f in BUDGETS] + [{**at, "ratio": r} for r in RATIOS]
+    return [{**at, "macs": f} for f in budgets] + [{**at, "ratio": r} for r in RATIOS]
 
 
 def measure(case: Case, row: Row) -> Row:
@@ -73,12 +73,13 @@ def measure(case: Case, row: Row) -> Row:
     return {**row, **figures, "t": round(seconds, 1)}
 
 
-def missing(
-    names: list[str], seeds: list[int], known: set[tuple[Any, ...]], only: str | None = None
-) -> Iterator[Row]:
-    for name in names:
-        for seed in seeds:
-            rows = (row for row in wanted(name, seed) if only is None or only in row)
+def missing(options: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[Row]:
+    """The rows that are asked for and not known yet."""
+    budgets = [float(fraction) for fraction in options.budgets.split(",")]
+    for name in options.networks.split(","):
+        for seed in map(int, options.seeds.split(",")):
+            rows = wanted(name, seed, budgets)
+            rows = [row for row in rows if options.only is None or options.only in row]
             yield from (row for row in rows if key(row) not in known)
 
 
@@ -86,7 +87,8 @@ def worst(rows: list[Row]) -> list[list[Any]]:
     """Of every network and budget: chosen less uniform over the seeds, the least and the mean."""
     table = []
     for name in dict.fromkeys(row["net"] for row in rows):
-        for fraction in BUDGETS:
+        fractions = {row["macs"] for row in rows if "macs" in row}
+        for fraction in sorted(fractions, reverse=True):
             own = [r for r in rows if r["net"] == name and r.get("macs") == fraction]
             if own:
                 gains = [r["chosen"] - r["uniform"] for r in own]
@@ -108,12 +110,12 @@ def rows_parser(text: str) -> argparse.ArgumentParser:
 def main() -> None:
     parser = rows_parser(__doc__)
     parser.add_argument("--only", choices=("macs", "ratio"), help="rows of budgets, or of ratios")
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="MACs left")
     options = parser.parse_args()
     rows = stored_rows("choosing")
-    seeds = [int(seed) for seed in options.seeds.split(",")]
     case: Case | None = None
     known = {key(row) for row in rows}
-    for row in list(missing(options.networks.split(","), seeds, known, options.only)):
+    for row in list(missing(options, known)):
         if case is None or (case.name, case.seed) != (row["net"], row["seed"]):
             network = load_network(row["net"], options.device)
             images = LabelledImages.of(load_images(row["net"]), network, options.limit)
