@@ -190,7 +190,14 @@ class Chooser:
     def _plan(self, counts: Counts, criterion: Criterion | None) -> Plan:
         chosen = self._chosen.setdefault(id(criterion), {})
         return make_plan(
-            self.model, self.graph, counts, self.task.method, criterion, self.statistics, chosen
+            self.model,
+            self.graph,
+            counts,
+            self.task.method,
+            criterion,
+            self.statistics,
+            chosen,
+            self.solver.state,
         )
 
     def _score(self, criterion: Criterion | None) -> Callable[[Counts], float]:

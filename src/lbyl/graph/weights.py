@@ -136,9 +136,11 @@ class UnitWeights:
         return torch.cat(parts, dim=1)
 
 
-def unit_weights(graph: Graph, model: nn.Module) -> dict[str, UnitWeights]:
-    """The weights around every unit."""
-    state = tensors(model)
+def unit_weights(
+    graph: Graph, model: nn.Module, state: State | None = None
+) -> dict[str, UnitWeights]:
+    """The weights around every unit; `state` are the model's tensors, where they are at hand."""
+    state = tensors(model) if state is None else state
     return {unit.name: UnitWeights(graph, unit, state) for unit in graph.units}
 
 

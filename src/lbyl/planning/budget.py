@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph, Producer, Unit
-from lbyl.graph.weights import unit_weights
+from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.planning.elimination import EchoCriterion, consumer_view
 from lbyl.planning.grouped import group_views
 from lbyl.planning.ratio import Steps, rounded_up, step_of
 from lbyl.statistics.moments import Statistics
-from lbyl.torchkit.tensors import tensors
+from lbyl.torchkit.tensors import numbers, tensors
 
 LEAST_KEPT = 0.1  # fraction of a unit's channels that is always kept
 
@@ -49,19 +49,25 @@ def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, 
     fractions = unit_influence(model, graph)
     EchoCriterion().prepare(list(weights.values()), statistics)
     made = {}
+    totals = dict(zip(weights, numbers([_total(own, statistics) for own in weights.values()])))
     for unit in graph.units:
         order = EchoCriterion().order(weights[unit.name], statistics)
-        view = consumer_view(weights[unit.name], statistics)
-        total = 1.0
-        if unit.kind != "channels":
-            views = group_views(weights[unit.name], statistics)
-            total = max(sum(v.total for v in views), 1e-30) if views else 1.0
-        elif view is not None:
-            total = float((view.weight * view.covariance).sum().clamp(min=1e-30))
+        total = totals[unit.name]
         costs = torch.tensor([0.0, *(cost for _, cost in order)], dtype=torch.float64)
         error = (costs.clamp(min=0).cumsum(0) / total).clamp(max=1.0)
         made[unit.name] = Curve(error, fractions[unit.name])
     return made
+
+
+def _total(weights: UnitWeights, statistics: Statistics) -> Tensor:
+    """What the consumers of a unit make of all its channels, as one number."""
+    if weights.unit.kind != "channels":
+        views = group_views(weights, statistics)
+        return torch.tensor(max(sum(v.total for v in views), 1e-30) if views else 1.0).double()
+    view = consumer_view(weights, statistics)
+    if view is None:
+        return torch.tensor(1.0).double()
+    return (view.weight * view.covariance).sum().clamp(min=1e-30)
 
 
 def unit_influence(model: nn.Module, graph: Graph) -> dict[str, float]:

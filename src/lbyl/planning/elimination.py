@@ -200,6 +200,14 @@ def _groups(units: Sequence[UnitWeights]) -> list[list[UnitWeights]]:
     return groups
 
 
+def ranking(order: Sequence[int], channels: int) -> Tensor:
+    """(channels,): the best first, of an order in which they are pruned; the last is not in it."""
+    removed = torch.tensor(order, dtype=torch.long)
+    mask = torch.ones(channels, dtype=torch.bool)
+    mask[removed] = False
+    return torch.cat([removed, torch.nonzero(mask).reshape(-1)]).flip(0)
+
+
 @register("echo")
 @dataclass(frozen=True)
 class EchoCriterion(Criterion):
@@ -213,8 +221,7 @@ class EchoCriterion(Criterion):
         if statistics is None:
             raise LbylError("criterion 'echo' needs statistics, and none were collected")
         order = [j for j, _ in self.order(weights, statistics)]
-        last = sorted(set(range(weights.unit.channels)) - set(order))
-        return first_of_blocks(torch.tensor((order + last)[::-1]), count, weights.unit)
+        return first_of_blocks(ranking(order, weights.unit.channels), count, weights.unit)
 
     def order(self, weights: UnitWeights, statistics: Statistics) -> Order:
         """All removals of a unit but the last channel's, with their costs; worked out once."""

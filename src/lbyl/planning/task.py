@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph
-from lbyl.graph.weights import unit_weights
+from lbyl.graph.weights import State, unit_weights
 from lbyl.methods import Method
 from lbyl.methods import registry as methods
 from lbyl.planning.budget import Budget
@@ -97,6 +97,7 @@ def make_plan(
     criterion: Criterion | None,
     statistics: Statistics | None = None,
     chosen: Chosen | None = None,
+    state: State | None = None,
 ) -> Plan:
     """Choose the kept channels of every unit, so many of each; without criterion by the method.
 
@@ -104,7 +105,7 @@ def make_plan(
     """
     chosen = {} if chosen is None else chosen
     open_choices = {name: n for name, n in left.items() if (name, n) not in chosen}
-    weights = unit_weights(graph, model) if open_choices else {}
+    weights = unit_weights(graph, model, state) if open_choices else {}
     if criterion is not None:
         less = [name for name, count in open_choices.items() if count < graph[name].channels]
         criterion.prepare([weights[name] for name in less], statistics)

@@ -23,6 +23,7 @@ from lbyl.inputs.writing import scores_of
 from lbyl.restoring.scratch import Scratch
 from lbyl.restoring.side_by_side import CannotBeSplit, Values, rows_of, run_side_by_side
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+from lbyl.torchkit.tensors import numbers
 
 SCORES = 1 << 25  # of a vocabulary's scores, which are many, so many are kept
 ALIKE = 0.02  # by which a divergence may differ with the size of the batch, relatively
@@ -84,7 +85,8 @@ class Divergence:
             made = self._side_by_side(variants)
         except Exception:  # whatever the network says to a larger batch
             return None
-        found = [self._between(self._outputs[False], one, False) for one in made]
+        parts = [self._distance(self._outputs[False], one, False) for one in made]
+        found = [_or_infinite(value) for value in numbers(parts)]
         with self.scratch.holding(variants[0]) as first:
             alone = self._between(self._outputs[False], self._of(first, False), False)
         return found if abs(found[0] - alone) <= ALIKE * alone + FLOOR else None
@@ -113,14 +115,22 @@ class Divergence:
     def _between(
         self, teacher: list[list[Tensor]], student: list[list[Tensor]], way: bool
     ) -> float:
+        return _or_infinite(float(self._distance(teacher, student, way)))
+
+    def _distance(
+        self, teacher: list[list[Tensor]], student: list[list[Tensor]], way: bool
+    ) -> Tensor:
         alike = [x.shape for out in teacher for x in out] == [x.shape for o in student for x in o]
         if alike and all(is_answer(out) for out in teacher):
             temperature = self._temperatures[way]
             parts = [kl(t[0], s[0], temperature) for t, s in zip(teacher, student, strict=True)]
         else:
             parts = [relative_error(t, s) for t, s in zip(teacher, student, strict=True)]
-        value = float(torch.cat(parts).mean())
-        return value if math.isfinite(value) else math.inf
+        return torch.cat(parts).mean()
+
+
+def _or_infinite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
 
 
 @torch.no_grad()
@@ -208,11 +218,12 @@ def half_sure(scores: Tensor) -> float:
 
     It makes the divergence independent of the scale of scores, which differs between networks.
     """
-    aim, low, high = 0.5 * math.log(scores.shape[1]), -20.0, 20.0  # in logarithms
-    scale = float((scores - scores.mean(1, keepdim=True)).std().clamp(min=1e-30))
+    aim = 0.5 * math.log(scores.shape[1])
+    scale = (scores - scores.mean(1, keepdim=True)).std().clamp(min=1e-30)
+    low, high = torch.full_like(scale, -20.0), torch.full_like(scale, 20.0)  # in logarithms
     for _ in range(40):
         centre = (low + high) / 2
-        p = F.log_softmax(scores / (scale * math.exp(centre)), 1)
-        entropy = float(-(p.exp() * p).sum(1).mean())
-        low, high = (centre, high) if entropy < aim else (low, centre)
-    return scale * math.exp((low + high) / 2)
+        p = F.log_softmax(scores / (scale * centre.exp()), 1)
+        colder = -(p.exp() * p).sum(1).mean() < aim
+        low, high = torch.where(colder, centre, low), torch.where(colder, high, centre)
+    return float(scale * ((low + high) / 2).exp())

@@ -34,7 +34,7 @@ from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.parallel import each
 from lbyl.torchkit.processes import gathered, several, share
 from lbyl.torchkit.run import Progress
-from lbyl.torchkit.tensors import finite_each, is_finite, onto, tensors
+from lbyl.torchkit.tensors import finite_each, is_finite, onto
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def restore(
     of the same network, method and statistics may know some of them already.
     """
     solver = solver or Solver(model, graph, method, statistics)
-    weights = unit_weights(graph, model)
+    weights = unit_weights(graph, model, solver.state)
     kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
     wanted = [
         n
@@ -93,7 +93,7 @@ def restore(
         values |= layouts(graph, kept)
         attributes = head_attributes(model, graph, kept)
     channel_cut = ChannelCut(graph, kept, deliveries, mask)
-    state = tensors(model)
+    state = solver.state
     merged = as_held(channel_cut.merged(state), state)
     if not all_finite(merged):
         note("no channels are merged: mixtures are too large for the model's precision")
@@ -212,7 +212,7 @@ def _silencing_requests(graph: Graph, plan: Plan, solver: Solver) -> list[Reques
     if graph.channel_norms and any(graph[n].residual for n in kept):
         return None
     unmeasured = [n for n in kept if not _all_measured(graph[n], solver.statistics)]
-    weights = unit_weights(graph, solver.model) if unmeasured else {}
+    weights = unit_weights(graph, solver.model, solver.state) if unmeasured else {}
     wanted = {n: (weights[n], kept[n]) for n in unmeasured}
     deliveries = deliver_all(method, wanted, solver.statistics)
     mask = kept_mask(graph, kept)

@@ -32,11 +32,12 @@ from lbyl.statistics.products import (
 from lbyl.statistics.running_stats import match_running_stats
 from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
 from lbyl.statistics.solve import gram
+from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
 from lbyl.torchkit.processes import gathered, largest, several, share, summed
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
-from lbyl.torchkit.tensors import is_finite, tensors
+from lbyl.torchkit.tensors import finite_each, is_finite, numbers, tensors
 
 FEATURE_LIMIT = 4608
 """Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""
@@ -78,7 +79,7 @@ class Accumulator:
         assert self.products is not None
         self.count += samples.shape[0]
         total, products = samples.new_ones(len(samples)) @ samples, gram(samples)
-        if not (is_finite(total, products) and _representable(products)):
+        if not (is_finite(total, products) and holds(_representable(products))):
             exact = samples.double()
             total, products = exact.sum(0), gram(exact)
         self.total += total
@@ -88,7 +89,7 @@ class Accumulator:
         """Take patches (n, channels, taps) in, for the correlation between taps."""
         centred = (patches - patches.mean((0, 2), keepdim=True)).flatten(0, 1)
         product = (centred.T @ centred).double()
-        if not (is_finite(product) and _representable(product)):
+        if not (is_finite(product) and holds(_representable(product))):
             exact = patches.double()
             centred = (exact - exact.mean((0, 2), keepdim=True)).flatten(0, 1)
             product = centred.T @ centred
@@ -122,9 +123,9 @@ class Accumulator:
         return Moments(mean.reshape(-1, taps), covariance, taps, spatial, self.columns)
 
 
-def _representable(products: Tensor) -> bool:
+def _representable(products: Tensor) -> Tensor:
     """Whether squares are large enough for the precision they were summed in."""
-    return bool(products.diagonal().max() > SMALLEST_SQUARE)
+    return products.diagonal().max() > SMALLEST_SQUARE
 
 
 class Collector(Watch):
@@ -138,11 +139,13 @@ class Collector(Watch):
         self.generator = torch.Generator().manual_seed(seed)
         self.shown: list[Tensor] = []  # masks of the batch: tokens that are no padding
         self.products: dict[tuple[str, int], tuple[Unit, ProductSums]] = {}
+        self.sums: dict[str, ProductSums] = {}  # by unit
         self.calls: dict[str, int] = {}  # of products so far, in one run
 
     def watch_products(self, unit: Unit, sums: ProductSums) -> None:
         """Also add up what queries and keys make, wherever this unit's are multiplied."""
         assert unit.attention is not None
+        self.sums[unit.name] = sums
         self.products |= dict.fromkeys(unit.attention.products, (unit, sums))
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -247,20 +250,66 @@ def collect_moments(
 
     Consumers whose inputs are not finite have none.
     """
+    start = time.perf_counter()
+    collector = _run_over(model, graph, inputs, taps, seed, progress)
+    accumulators, sums = collector.accumulators, collector.sums
+    if several():
+        device = device_of(model)
+        for accumulator in accumulators.values():
+            accumulator.sum_over_processes(device)
+        for product_sums in sums.values():
+            product_sums.sum_over_processes()
+    moments = {a.consumer.name: a.moments() for a in accumulators.values() if a.count}
+    finite = finite_each([m.numbers for m in moments.values()])
+    for name in [name for name, good in zip(moments, finite) if not good]:
+        with at(name):
+            note("it has no statistics: its inputs are not finite")
+        del moments[name]
+    seconds = {**inputs.seconds, "collect": time.perf_counter() - start}
+    products = {name: s.moments() for name, s in sums.items()}
+    measured_products = {name: m for name, m in products.items() if m is not None}
+    return Statistics(moments, inputs.source, seconds, products=measured_products)
+
+
+def _run_over(
+    model: nn.Module,
+    graph: Graph,
+    inputs: InputBatches,
+    taps: str,
+    seed: int,
+    progress: Progress | None,
+) -> Collector:
+    """What the network shows on the batches, added up.
+
+    Whether float32 was enough for the sums is asked of a device once, after the last batch; the
+    processor is asked every time, which costs it nothing.
+    """
+    if device_of(model).type == "cpu":
+        return _run_once(model, graph, inputs, taps, seed, progress)
+    with assuming() as conditions:
+        collector = _run_once(model, graph, inputs, taps, seed, progress)
+    if all(numbers(conditions)):
+        return collector
+    return _run_once(model, graph, inputs, taps, seed, progress)
+
+
+def _run_once(
+    model: nn.Module,
+    graph: Graph,
+    inputs: InputBatches,
+    taps: str,
+    seed: int,
+    progress: Progress | None,
+) -> Collector:
     state = tensors(model)
     accumulators = {
         c.name: _accumulator(c, state[c.weight], taps, inputs.count)
         for c in graph.consumers.values()
     }
-    start = time.perf_counter()
     collector = Collector(model, accumulators, inputs.batch_statistics, seed)
-    sums = {
-        unit.name: ProductSums(pairs_of(graph, unit), unit.attention.plain)
-        for unit in graph.units
-        if unit.kind == "qk" and unit.attention is not None
-    }
-    for name in sums:
-        collector.watch_products(graph[name], sums[name])
+    for unit in graph.units:
+        if unit.kind == "qk" and unit.attention is not None:
+            collector.watch_products(unit, ProductSums(pairs_of(graph, unit), unit.attention.plain))
     with evaluation_mode(model), torch.no_grad():
         for step, batch in share(inputs.batches):
             # What is drawn of a batch does not depend on who ran those before it.
@@ -271,22 +320,7 @@ def collect_moments(
                 call_model(model, batch)
             if progress:
                 progress("collecting", step + 1, inputs.count)
-    if several():
-        device = device_of(model)
-        for accumulator in accumulators.values():
-            accumulator.sum_over_processes(device)
-        for product_sums in sums.values():
-            product_sums.sum_over_processes()
-    moments = {a.consumer.name: a.moments() for a in accumulators.values() if a.count}
-    for name, measured in list(moments.items()):
-        if not measured.finite:
-            with at(name):
-                note("it has no statistics: its inputs are not finite")
-            del moments[name]
-    seconds = {**inputs.seconds, "collect": time.perf_counter() - start}
-    products = {name: s.moments() for name, s in sums.items()}
-    measured_products = {name: m for name, m in products.items() if m is not None}
-    return Statistics(moments, inputs.source, seconds, products=measured_products)
+    return collector
 
 
 def padding_masks(batch: Inputs) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lbyl.errors import LbylError
 from lbyl.statistics.products import ProductMoments
 from lbyl.torchkit.files import read_tensors, write_tensors
-from lbyl.torchkit.tensors import is_finite, onto
+from lbyl.torchkit.tensors import onto
 
 FORMAT = "lbyl-statistics-2"
 DAMAGED = "is damaged, collect the statistics again"
@@ -38,10 +38,10 @@ class Moments:
     columns: Tensor | None = None
 
     @property
-    def finite(self) -> bool:
-        """Whether no entry is NaN or Inf."""
-        parts = [self.mean, self.covariance]
-        return is_finite(*parts) and (self.spatial is None or is_finite(self.spatial))
+    def numbers(self) -> list[Tensor]:
+        """What must be finite."""
+        parts = (self.mean, self.covariance, self.spatial)
+        return [part for part in parts if part is not None]
 
     def arrange(self, weight: Tensor) -> Tensor:
         """A weight (outputs, inputs, taps) with inputs regrouped into features."""

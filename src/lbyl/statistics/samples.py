@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lbyl.graph.watch import LayerCall
+from lbyl.torchkit.tensors import onto
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def drawn(total: int, limit: int, generator: torch.Generator) -> Tensor | None:
 def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Tensor:
     """`limit` of the rows, all where there are fewer."""
     places = drawn(rows.shape[0], limit, generator)
-    return rows if places is None else rows[places.to(rows.device)]
+    return rows if places is None else rows[onto(places, rows.device)]
 
 
 def pixels_of(x: Tensor, limit: int, generator: torch.Generator) -> Tensor:
@@ -69,7 +71,12 @@ def pixels_of(x: Tensor, limit: int, generator: torch.Generator) -> Tensor:
     places = drawn(math.prod(sizes), limit, generator)
     if places is None:
         return x.movedim(1, -1).flatten(0, -2)
-    return x.movedim(1, -1)[torch.unravel_index(places.to(x.device), sizes)]
+    return x.movedim(1, -1)[_coordinates(places, sizes, x.device)]
+
+
+def _coordinates(places: Tensor, sizes: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
+    """Places by dimension, worked out where they were drawn and moved in one go."""
+    return onto(torch.stack(torch.unravel_index(places, tuple(sizes))), device).unbind()
 
 
 def patches_of(x: Tensor, geometry: Geometry, limit: int, generator: torch.Generator) -> Tensor:
@@ -87,5 +94,5 @@ def patches_of(x: Tensor, geometry: Geometry, limit: int, generator: torch.Gener
     places = drawn(math.prod(sizes), limit, generator)
     if places is None:
         places = torch.arange(math.prod(sizes))
-    seen = x[torch.unravel_index(places.to(x.device), sizes)]
+    seen = x[_coordinates(places, sizes, x.device)]
     return seen.reshape(len(places), x.shape[dims + 1], -1)

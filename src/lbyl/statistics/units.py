@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lbyl.torchkit.tensors import onto
+
 if TYPE_CHECKING:
     from lbyl.graph.unit import Consumer, Unit
     from lbyl.graph.weights import UnitWeights
@@ -38,7 +40,7 @@ def measured_consumers(
             channel = channel[moments.columns[:, 0]]
         features = first_positions(channel, weights.unit)
         if features is not None:
-            yield consumer, moments, features.to(moments.covariance.device)
+            yield consumer, moments, onto(features, moments.covariance.device)
 
 
 def unit_covariance(weights: UnitWeights, statistics: Statistics | None) -> Tensor | None:

@@ -48,7 +48,7 @@ def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
     """
     state = tensors(model)
     memo: dict[int, Any] = {
-        id(state[name]): shape_of(state[name], state[name].shape)
+        id(state[name]): shape_of(state[name], state[name].shape, filled=False)
         for name in without
         if name in state
     }
