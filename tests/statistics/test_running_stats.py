@@ -10,6 +10,8 @@ import lbyl
 from lbyl.statistics.collect import collect_moments
 from lbyl.statistics.moments import Moments
 from lbyl.statistics.running_stats import (
+    DAMPING,
+    LIMITS,
     _by_inputs,
     _by_outputs,
     match_running_stats,
@@ -182,3 +184,51 @@ def test_procedural_images_alone_are_matched_to_running_statistics() -> None:
     with torch.no_grad():
         seen = model[:3](images).mean((0, 2, 3)).double()
     torch.testing.assert_close(measured.mean.mean(1), seen, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("outputs", [3, 9])
+def test_inputs_that_are_copies_of_each_other_are_matched(outputs: int) -> None:
+    """A covariance without full rank: rounding may leave an eigenvalue just below zero."""
+    whole, weight = random_moments(4), random_weight(outputs, 8)
+    moments = Moments(whole.mean.repeat(2, 1), whole.covariance.repeat(2, 2))
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    mean = weight @ moments.mean[:, 0]
+    found = matched(moments, weight, mean, 1.5 * was)
+    now = ((weight @ found.covariance) * weight).sum(1)
+    torch.testing.assert_close(now, 1.5 * was, rtol=0.02, atol=0)
+    torch.testing.assert_close(found.covariance, 1.5 * moments.covariance, rtol=0, atol=0.05 * 4)
+    torch.testing.assert_close(found.mean, moments.mean)
+
+
+@pytest.mark.parametrize("outputs", [4, 5, 6, 20])
+def test_means_move_by_the_regression_of_inputs_on_outputs(outputs: int) -> None:
+    moments, weight = random_moments(5), random_weight(outputs, 5)
+    across = moments.covariance @ weight.T
+    was = (weight * across.T).sum(1)
+    gap = torch.linspace(-1, 2, outputs).double()
+    found = matched(moments, weight, weight @ moments.mean[:, 0] + gap, was)
+    inner = weight @ across + DAMPING * was.mean() * torch.eye(outputs).double()
+    expected = moments.mean[:, 0] + across @ torch.linalg.solve(inner, gap)
+    torch.testing.assert_close(found.mean[:, 0], expected, rtol=1e-3, atol=1e-3)
+    assert found.mean.shape == moments.mean.shape
+
+
+@pytest.mark.parametrize("factor", [1e-9, 0.3, 0.8, 3.0, 1e9])
+def test_one_output_moves_within_limits(factor: float) -> None:
+    moments, weight = random_moments(6), random_weight(1, 6)
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    found = matched(moments, weight, weight @ moments.mean[:, 0], factor * was)
+    now = ((weight @ found.covariance) * weight).sum(1)
+    allowed = min(max(factor, LIMITS[0]), LIMITS[1])
+    expected = 1 + (allowed - 1) / (1 + DAMPING) ** 2
+    assert float(now / was) == pytest.approx(expected, rel=0.003)
+
+
+def test_a_dead_output_among_others_is_asked_nothing() -> None:
+    for outputs in (3, 9):
+        moments, weight = random_moments(6), random_weight(outputs, 6)
+        weight[1] = 1e-9
+        was = ((weight @ moments.covariance) * weight).sum(1)
+        target = torch.where(was > 1e-6 * was.mean(), was, 1e3)
+        found = matched(moments, weight, weight @ moments.mean[:, 0], target)
+        torch.testing.assert_close(found.covariance, moments.covariance, rtol=1e-4, atol=1e-4)

@@ -33,8 +33,7 @@ class OneToOne(Method):
         pruned = pruned_of(weights.unit.channels, kept).to(matrix.device)
         if len(pruned):
             filters = weights.folded
-            saliency = weights.consumer_weights[pruned].square().mean(1, keepdim=True)
-            saliency = saliency * torch.cdist(filters[pruned], filters[kept.to(pruned.device)]) ** 2
-            best = saliency.argmin(1, keepdim=True)
+            distance = torch.cdist(filters[pruned], filters[kept.to(pruned.device)])
+            best = distance.argmin(1, keepdim=True)
             matrix[pruned] = torch.zeros_like(matrix[pruned]).scatter(1, best, 1.0)
         return Delivery(matrix)
