@@ -26,7 +26,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ MAKES_NO_DIFFERENCE = "no result depends on it"
 """In the comment of a line: its numbers decide how fast something is, and nothing else."""
 
 SURVIVED = "SURVIVED"
+FAIL = "these tests fail as they are, and notice nothing"
 
 Drawn = tuple[Path, int, int]
 """A mutant: its file, the node that is changed and which of its changes."""
@@ -288,19 +290,18 @@ def main() -> int:
     names = {(row["file"], row["source"], row["node"], row["change"]) for row in known}
     drawn = [mutant for mutant in drawn if name_of(mutant) not in names]
     preload()
-    stop = time.monotonic() + 60 * options.minutes
-    seconds = unchanged(drawn, options.processes)
-    tested = [mutant for mutant in drawn if tests_of(mutant[0]) in seconds]
-    if len(tested) < len(drawn):
-        print(f"{len(drawn) - len(tested)} mutants are left out: their tests fail without them")
-    count = len(known) + len(tested)
-    for row in run(tested, options.processes, seconds, stop):
+    count, failing = len(known) + len(drawn), False
+    for row in run(drawn, options.processes, time.monotonic() + 60 * options.minutes):
+        if isinstance(row, str):
+            print(row, flush=True)
+            failing |= row.startswith(FAIL)
+            continue
         known.append(row)
         print(f"{len(known)}/{count} {row['verdict']:13} {place(row)}", flush=True)
         if options.json:
             with options.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-    return max(report(known), int(len(tested) < len(drawn)))
+    return max(report(known), int(failing))
 
 
 def arguments() -> argparse.Namespace:
@@ -351,28 +352,65 @@ def name_of(mutant: Drawn) -> Name:
     return path.relative_to(SOURCE).as_posix(), source, index, number
 
 
-def run(
-    drawn: list[Drawn], processes: int, seconds: dict[tuple[str, ...], float], stop: float
-) -> Iterator[dict[str, Any]]:
-    """What the tests say of each mutant, in the order they end; none begins after `stop`."""
-    waiting = iter(drawn)
-    busy: dict[int, tuple[dict[str, Any], float]] = {}
-    while True:
-        while len(busy) < processes and time.monotonic() < stop and (mutant := next(waiting, None)):
-            path, index, number = mutant
-            line, column, what, source = mutated(path, index, number)
-            file, digest, *_ = name_of(mutant)
-            row = {"file": file, "line": line, "column": column, "what": what}
-            row |= {"source": digest, "node": index, "change": number}
-            limit = 3 * seconds[tests_of(path)] + 30
-            busy[begin(path, source, tests_of(path))] = row, time.monotonic() + limit
-        if not busy:
-            return
-        for process, (row, deadline) in list(busy.items()):
-            if verdict := finished(process, deadline):
-                del busy[process]
-                yield {**row, "verdict": verdict}
-        time.sleep(0.05)
+def run(drawn: list[Drawn], processes: int, stop: float) -> Iterator[dict[str, Any] | str]:
+    """What the tests say of each mutant, in the order they end; none begins after `stop`.
+
+    The tests of a file run on the unchanged code before any of its mutants: how long that takes is
+    a line of text, and so is that they fail, which would notice everything.
+    """
+    waiting = list({tests_of(path): path for path, *_ in drawn}.values())
+    mutants, seconds = list(drawn), {}
+    busy: dict[int, Job] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            while len(busy) < processes and time.monotonic() < stop:
+                if waiting:
+                    job = Job(waiting.pop(0), log=Path(folder, str(len(waiting))))
+                elif ready := next((m for m in mutants if tests_of(m[0]) in seconds), None):
+                    mutants.remove(ready)
+                    job = Job(*ready, limit=3 * seconds[tests_of(ready[0])] + 30)
+                else:
+                    break
+                busy[job.begin()] = job
+            if not busy:
+                return
+            for process, job in list(busy.items()):
+                if verdict := finished(process, job.start + job.limit):
+                    del busy[process]
+                    if job.index is not None:
+                        yield {**job.row, "verdict": verdict}
+                    elif verdict == SURVIVED:
+                        seconds[tests_of(job.path)] = time.monotonic() - job.start
+                        yield f"unchanged: {time.monotonic() - job.start:.0f} s {job.path.name}"
+                    else:
+                        yield f"{FAIL}: {' '.join(tests_of(job.path))}\n{job.written}"
+            time.sleep(0.05)
+
+
+@dataclass
+class Job:
+    """The tests of a file, on a mutant of it or, without a node to change, as it is."""
+
+    path: Path
+    index: int | None = None
+    number: int = 0
+    limit: float = float("inf")
+    log: Path = Path(os.devnull)
+    start: float = field(default_factory=time.monotonic)
+    row: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self) -> int:
+        source = self.path.read_text(encoding="utf-8")
+        if self.index is not None:
+            line, column, what, source = mutated(self.path, self.index, self.number)
+            file, digest, *_ = name_of((self.path, self.index, self.number))
+            self.row = {"file": file, "line": line, "column": column, "what": what}
+            self.row |= {"source": digest, "node": self.index, "change": self.number}
+        return begin(self.path, source, tests_of(self.path), str(self.log))
+
+    @property
+    def written(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")[-1500:]
 
 
 def tests_of(path: Path) -> tuple[str, ...]:
@@ -395,31 +433,6 @@ def draw(count: int, seed: int, only: str | None) -> list[Drawn]:
     }
     every = [(path, *mutant) for path in sorted(files) for mutant in mutants(path)]
     return random.Random(seed).sample(every, min(count, len(every)))
-
-
-def unchanged(drawn: Iterable[Drawn], processes: int) -> dict[tuple[str, ...], float]:
-    """How long the tests of each file take as it is; none where they fail and notice everything."""
-    waiting = list({tests_of(path): path for path, *_ in drawn}.items())
-    busy: dict[int, tuple[tuple[str, ...], Path, float]] = {}
-    seconds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        while waiting or busy:
-            while waiting and len(busy) < processes:
-                tests, path = waiting.pop(0)
-                log = Path(folder, str(len(waiting)))
-                process = begin(path, path.read_text(encoding="utf-8"), tests, str(log))
-                busy[process] = tests, log, time.monotonic()
-            for process, (tests, log, start) in list(busy.items()):
-                if verdict := finished(process, float("inf")):
-                    del busy[process]
-                    taken = time.monotonic() - start
-                    print(f"unchanged: {taken:.0f} s {' '.join(tests)}", flush=True)
-                    if verdict == SURVIVED:
-                        seconds[tests] = taken
-                    else:
-                        print(log.read_text(encoding="utf-8", errors="replace")[-1500:])
-            time.sleep(0.05)
-    return seconds
 
 
 def preload() -> None:

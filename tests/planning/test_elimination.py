@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,13 @@ from lbyl.planning.elimination import (
     BLOCK,
     ConsumerView,
     EchoCriterion,
+    _indefinite_inverse,
+    _inverses,
     consumer_view,
     eliminate,
     eliminate_together,
 )
+from lbyl.statistics.moments import Statistics
 from lbyl.statistics.solve import RIDGE
 from support import quick
 from support.networks import build, example
@@ -140,3 +145,72 @@ def test_the_norm_of_a_filter_counts_only_where_batchnorm_makes_it_free(normalis
     statistics = lbyl.prepare(model, x, data=x).statistics()
     orders = [[j for j, _ in EchoCriterion(p).order(weights, statistics)] for p in (0.0, 4.0)]
     assert (orders[0] != orders[1]) == normalised
+
+
+def test_where_nothing_is_measured_the_norm_decides() -> None:
+    model, x = build("chain", 0), example("chain")
+    weights = unit_weights(lbyl.trace(model, x), model)["0"]
+    nothing = Statistics({})
+    order = EchoCriterion().order(weights, nothing)
+    ranked = weights.filters.norm(dim=1).argsort().tolist()
+    assert order == [(j, 0.0) for j in ranked[:-1]]
+    kept = EchoCriterion().select(weights, 3, nothing)
+    assert kept.tolist() == sorted(ranked[-3:])
+    assert EchoCriterion().select(weights, 1, nothing).tolist() == ranked[-1:]
+    with pytest.raises(lbyl.LbylError, match="needs statistics"):
+        EchoCriterion().select(weights, 3, None)
+
+
+def test_views_add_up_consumers_and_taps() -> None:
+    """Two consumers of one unit: what both multiply counts, the first one's covariance."""
+    model = build("chain", 0)
+    prepared = lbyl.prepare(model, example("chain"), data=32)
+    weights = unit_weights(prepared.graph, model)["0"]
+    measured = prepared.statistics()
+    found = consumer_view(weights, measured)
+    assert found is not None
+    rows = model[3].weight.detach().double()  # (o, m, 3, 3)
+    torch.testing.assert_close(found.weight, torch.einsum("omkl,onkl->mn", rows, rows))
+    _, covariance = measured.moments["3"].channel_level()
+    assert torch.equal(found.covariance, covariance)
+    assert consumer_view(weights, Statistics({})) is None
+    unit = replace(weights.unit, consumers=("3", "3"))
+    twice = consumer_view(replace(weights, unit=unit), measured)
+    assert twice is not None and torch.equal(twice.covariance, found.covariance)
+    torch.testing.assert_close(twice.weight, 2 * found.weight)
+
+
+def test_norms_weigh_by_their_fourth_power() -> None:
+    norm = nn.BatchNorm1d(5)
+    model = nn.Sequential(nn.Linear(5, 5, bias=False), norm, nn.ReLU(), nn.Linear(5, 4)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.diag(torch.tensor([1.0, 1.1, 0.5, 0.9, 1.2])))
+    x = torch.randn(64, 5)
+    weights = unit_weights(lbyl.trace(model, x), model)["0"]
+    measured = lbyl.prepare(model, x, data=x).statistics()
+    view = consumer_view(weights, measured)
+    assert view is not None
+    norms = weights.criterion_filters.norm(dim=1)
+    expected = eliminate(view, (norms / norms.max()) ** 4)
+    assert EchoCriterion().order(weights, measured) == expected
+    assert EchoCriterion(2.0).order(weights, measured) == eliminate(
+        view, norms**2 / norms.max() ** 2
+    )
+
+
+@pytest.mark.parametrize("ridge", [0.01, 0.3])
+def test_an_indefinite_covariance_is_inverted_in_its_positive_part(ridge: float) -> None:
+    vectors = torch.linalg.qr(random_view(4, 0).covariance)[0]
+    values = torch.tensor([3.0, 2.0, 1.0, -2.0]).double()
+    broken = vectors @ torch.diag(values) @ vectors.T
+    whole = random_view(4, 1).covariance
+    found = _inverses(torch.stack([whole, broken]), ridge)
+    eye = torch.eye(4).double()
+    torch.testing.assert_close(
+        found[0], torch.linalg.inv(whole + ridge * whole.diagonal().mean() * eye)
+    )
+    positive = values.clamp(min=0) + ridge * 1.5
+    torch.testing.assert_close(found[1], vectors @ torch.diag(1 / positive) @ vectors.T)
+    assert torch.equal(
+        _indefinite_inverse(torch.full((2, 2), torch.nan).double(), ridge), eye[:2, :2]
+    )

@@ -102,3 +102,30 @@ def test_units_absent_from_a_plan_stay_whole() -> None:
     kept: dict[str, Tensor] = {"3": torch.tensor([0, 7])}
     slim = lbyl.compress(model, x, Plan(kept, {"3": 8}), method="none").model
     assert slim[0].out_channels == 10 and slim[3].out_channels == 2
+
+
+def test_a_plan_of_what_a_plan_made_is_one_of_the_original() -> None:
+    first = Plan({"a": torch.tensor([1, 3, 4]), "b": torch.tensor([0])}, {"a": 6, "b": 2})
+    later = Plan(
+        {"a": torch.tensor([0, 2]), "c": torch.tensor([1])}, {"a": 3, "c": 4}, {"name": "l1"}
+    )
+    both = first.then(later)
+    assert {name: kept.tolist() for name, kept in both.kept.items()} == {
+        "a": [1, 4],
+        "b": [0],
+        "c": [1],
+    }
+    assert both.channels == {"a": 6, "b": 2, "c": 4} and both.chosen_by == "l1"
+    with pytest.raises(lbyl.LbylError, match="expects 6 channels in 'a', and 3 were kept"):
+        first.then(Plan({"a": torch.tensor([0])}, {"a": 6}))
+    assert first.channels == {"a": 6, "b": 2}
+
+
+@pytest.mark.parametrize(("kept", "fits"), [([0], True), ([0, 2], True), ([2], True), ([3], False)])
+def test_indices_may_be_the_first_and_the_last(kept: list[int], fits: bool) -> None:
+    document = {"version": 2, "units": {"a": {"channels": 3, "kept": kept}}}
+    if fits:
+        assert Plan.from_dict(document).kept["a"].tolist() == kept
+    else:
+        with pytest.raises(lbyl.LbylError, match="outside 0…2"):
+            Plan.from_dict(document)

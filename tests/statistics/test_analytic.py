@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.statistics.analytic import analytic_statistics
+from lbyl.statistics.moments import Moments
 from support.networks import NETWORKS, build, example, randomise
 
 SAMPLES = 200_000
@@ -205,3 +206,72 @@ def test_the_model_is_neither_run_nor_changed() -> None:
         module.register_forward_pre_hook(refuse)
     assert set(analytic_statistics(model, graph).moments) == {"3", "8"}
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+class Path(nn.Module):
+    """A layer and what `path` does to its channels in front of the next."""
+
+    def __init__(self, *path: nn.Module, normed: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 1)
+        self.path = nn.Sequential(*([nn.BatchNorm2d(6)] if normed else []), *path)
+        self.last = nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.path(self.first(x)))
+        return out
+
+
+def known(model: nn.Module) -> bool:
+    model, x = randomise(model), torch.randn(2, 3, 8, 8)
+    return analytic_statistics(model, lbyl.trace(model, x)).get("last") is not None
+
+
+def test_one_activation_is_known_and_two_are_not() -> None:
+    assert known(Path()) and known(Path(normed=False)) and known(Path(nn.ReLU(), normed=False))
+    assert known(Path(nn.Tanh())) and known(Path(nn.AvgPool2d(2), nn.ReLU(), nn.Dropout()))
+    assert not known(Path(nn.ReLU(), nn.Tanh()))
+    assert not known(Path(nn.ReLU(), nn.Tanh(), nn.Sigmoid()))
+    assert not known(Path(nn.Softshrink()))
+    assert not known(Path(nn.ReLU(), nn.BatchNorm2d(6), normed=False))
+
+
+def test_activations_have_the_parameters_of_their_modules() -> None:
+    def of(*path: nn.Module) -> Moments:
+        model, x = randomise(Path(*path), 3).double(), torch.randn(2, 3, 8, 8).double()
+        found = analytic_statistics(model, lbyl.trace(model, x)).get("last")
+        assert found is not None
+        return found
+
+    plain, steep = of(nn.LeakyReLU()), of(nn.LeakyReLU(0.7))
+    assert float((plain.mean - steep.mean).abs().max()) > 0.01
+    capped, straight = of(nn.ReLU6()), of(nn.ReLU())
+    assert torch.equal(of(nn.ReLU6(inplace=True)).mean, capped.mean)
+    torch.testing.assert_close(of(nn.Hardtanh(0.0, 6.0)).mean, capped.mean)
+    assert float((capped.mean - straight.mean).max()) < 1e-5
+
+
+def test_negative_gains_turn_correlations_round() -> None:
+    model = randomise(Path(), 3).double()
+    norm = model.path[0]
+    with torch.no_grad():
+        norm.weight.abs_()
+    x = torch.randn(2, 3, 8, 8).double()
+    graph = lbyl.trace(model, x)
+    before = analytic_statistics(model, graph).get("last")
+    with torch.no_grad():
+        norm.weight[:2] *= -1
+    after = analytic_statistics(model, graph).get("last")
+    assert before is not None and after is not None
+    sign = torch.tensor([-1.0, -1, 1, 1, 1, 1]).double()
+    torch.testing.assert_close(after.covariance, before.covariance * torch.outer(sign, sign))
+    torch.testing.assert_close(after.covariance.diagonal(), norm.weight.detach().square())
+    torch.testing.assert_close(after.mean[:, 0], norm.bias.detach())
+
+
+def test_inputs_that_no_unit_makes_have_the_mean_variance() -> None:
+    model, x = randomise(Branches()), torch.randn(2, 3, 4, 4)
+    found = analytic_statistics(model, lbyl.trace(model, x)).get("head")
+    assert found is not None
+    made = found.covariance.diagonal()
+    torch.testing.assert_close(made[11:], made[:11].mean().expand(3))

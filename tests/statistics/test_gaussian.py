@@ -214,3 +214,75 @@ def test_groups_do_not_correlate() -> None:
     corr = filter_correlation(filters((6, 2, 3, 3)), torch.ones(6), groups=3)
     inside = torch.block_diag(*[torch.ones(2, 2)] * 3).bool()
     assert (corr[~inside] == 0).all() and (corr[inside] != 0).all()
+
+
+def variances(weight: Tensor, length: float) -> Tensor:
+    places = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0)).double()
+    taps = torch.exp(-torch.cdist(places, places) / length)
+    return torch.einsum("oit,ts,ois->o", weight.flatten(2), taps, weight.flatten(2))
+
+
+def test_two_variances_are_enough_to_fit_a_length_and_one_is_not() -> None:
+    weight = filters((6, 2, 3, 3))
+    short, long = (variances(weight, length) for length in (0.1, 30.0))
+    none, unknown = torch.zeros(6).double(), torch.full((6,), torch.inf).double()
+    for other in (none, unknown):
+        two = [filter_correlation(weight, torch.cat([v[:2], other[2:]])) for v in (short, long)]
+        assert float((two[0] - two[1]).abs().max()) > 0.05
+        one = [filter_correlation(weight, torch.cat([v[:1], other[1:]])) for v in (short, long)]
+        assert torch.equal(*one)
+    # A length in the middle of the grid: between neighbours about one tap.
+    places = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0)).double()
+    middle = torch.logspace(-1.5, 2, 64).double()[32]
+    taps = torch.exp(-torch.cdist(places, places) / middle)
+    covariance = torch.einsum("oit,ts,pis->op", weight.flatten(2), taps, weight.flatten(2))
+    scale = covariance.diagonal().rsqrt()
+    torch.testing.assert_close(one[0], covariance * torch.outer(scale, scale), rtol=0, atol=1e-6)
+
+
+def test_the_scale_of_the_input_does_not_matter() -> None:
+    weight = filters((8, 3, 3, 3))
+    variance = variances(weight, 2.0)
+    found = [filter_correlation(weight, factor * variance) for factor in (1e-9, 1.0, 1e9)]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("rho", [-0.999, -0.5, 0.0, 0.3, 0.95])
+def test_rectified_pairs_agree_with_quadrature(rho: float) -> None:
+    """E[relu(x) relu(y)] by a fine sum over the plane."""
+    mean, std = torch.tensor([0.4, -0.7]).double(), torch.tensor([1.5, 0.6]).double()
+    corr = torch.tensor([[1.0, rho], [rho, 1.0]]).double()
+    z = torch.linspace(-9, 9, 3001, dtype=torch.float64)
+    density = torch.exp(-z.square() / 2)
+    density = density / density.sum()
+    first = (mean[0] + std[0] * z).relu()
+    across = rho * z[:, None] + (1 - rho**2) ** 0.5 * z
+    second = (mean[1] + std[1] * across).relu() @ density  # given the first
+    wanted = (first * second * density).sum() - (first @ density) * (second @ density)
+    found_mean, covariance = relu_moments(mean, std, corr)
+    assert float(covariance[0, 1]) == pytest.approx(float(wanted), abs=2e-6)
+    assert float(found_mean[0]) == pytest.approx(float(first @ density), abs=1e-6)
+    assert float(covariance[0, 0]) == pytest.approx(
+        float(first.square() @ density - (first @ density) ** 2), abs=1e-5
+    )
+
+
+def test_a_polynomial_has_the_moments_of_its_hermite_series() -> None:
+    """z² + z: mean 1, covariance 2ρ² + ρ."""
+    corr = correlation(5, 3)
+    zero, one = torch.zeros(5), torch.ones(5)
+    mean, covariance = hermite_moments(lambda z: z.square() + z, zero, one, corr, order=2)
+    torch.testing.assert_close(mean, one.double())
+    torch.testing.assert_close(covariance, 2 * corr.square() + corr)
+    mean, covariance = hermite_moments(lambda z: z.square() + z, zero, one, corr, order=1)
+    torch.testing.assert_close(covariance, corr + 2 * torch.eye(5).double())
+    assert torch.equal(
+        hermite_moments(lambda z: z, zero, one, corr, order=0)[1].round(decimals=9),
+        torch.eye(5).double(),
+    )
+
+
+def test_constants_however_large_leave_no_covariance() -> None:
+    mean, covariance = hermite_moments(lambda z: 1e9 + 0 * z, MEAN, STD, correlation(6, 1))
+    torch.testing.assert_close(mean, torch.full((6,), 1e9).double())
+    assert float(covariance.abs().max()) < 1e-10
