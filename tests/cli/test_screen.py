@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from lbyl.cli.errors import as_options
-from lbyl.cli.screen import table
+from lbyl.cli.screen import Screen, table
 
 NAMES = ["features.denseblock3.denselayer17.conv1", "features.transition1.conv"]
 
@@ -58,3 +58,18 @@ def test_a_name_wider_than_the_window_is_folded_not_lost() -> None:
 )
 def test_messages_of_the_library_name_options(said: str, shown: str) -> None:
     assert as_options(said) == shown
+
+
+def test_what_others_print_while_a_stage_runs_is_no_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for screen, out, err in (
+        (Screen(json=True), "{}\n", ""),
+        (Screen(quiet=True), "", ""),
+        (Screen(), "", "loading weights\n✓ loading"),
+    ):
+        with screen.stage("loading"):
+            print("loading weights")
+        screen.data({})
+        told = capsys.readouterr()
+        assert told.out == out and told.err.startswith(err) and (err or not told.err)

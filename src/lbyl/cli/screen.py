@@ -5,11 +5,12 @@ Results go to stdout and everything else to stderr, so that a pipe receives resu
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +92,9 @@ class Screen:
         started, before = time.perf_counter(), self._tick
         try:
             if not (self.talks and self.log.is_terminal):
-                yield Tick()
+                # What others print meanwhile is no result of ours; a bar keeps it off stdout too.
+                with redirect_stdout(sys.stderr if self.talks else io.StringIO()):
+                    yield Tick()
             else:
                 with _bar(self.log) as progress:
                     self._tick = Tick(progress, progress.add_task(name, total=None))
