@@ -224,3 +224,45 @@ def test_progress_is_told_for_every_batch() -> None:
     batches = list(torch.randn(3, 2, 3, 8, 8))
     collect_moments(model, graph, own(batches), progress=lambda *step: told.append(step))
     assert told == [("collecting", i, 3) for i in (1, 2, 3)]
+
+
+class Scaled(nn.Module):
+    """An attention by torch's kernel, with a scale or without."""
+
+    def __init__(self, scale: float | None) -> None:
+        super().__init__()
+        self.scale = scale
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        options = {} if self.scale is None else {"scale": self.scale}
+        y = F.scaled_dot_product_attention(q, k, v, **options)
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_products_are_gathered_with_the_scale_of_their_call(
+    scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Scaled(scale), torch.randn(6, 5, 8)
+    graph = lbyl.trace(model, x, include=["*:qk"])
+    (unit,) = graph.units
+    seen: list[tuple[torch.Size, float]] = []
+    add = collect.ProductSums.add
+
+    def told(sums: Any, q: Tensor, k: Tensor, mask: Any, by: float, generator: Any) -> None:
+        seen.append((q.shape, by))
+        assert mask is None
+        add(sums, q, k, mask, by, generator)
+
+    monkeypatch.setattr(collect.ProductSums, "add", told)
+    found = collect_moments(model, graph, own([x[:4], x[4:]]))
+    assert [shape for shape, _ in seen] == [(4, 2, 5, 4), (2, 2, 5, 4)]
+    assert {by for _, by in seen} == {0.5 if scale is None else scale}
+    assert set(found.products) == {unit.name}
+    assert found.products[unit.name].query.shape[0] == 2
