@@ -132,7 +132,7 @@ def test_of_many_sequences_some_are_looked_at_each_with_its_own_mask() -> None:
 def test_of_many_queries_some_are_looked_at_each_with_its_own_keys() -> None:
     q, k = drawn(1, 2, 1, 4), drawn(1, 2, 6, 4, seed=1)
     one = added(SINGLE, (q, k, None))
-    many = added(SINGLE, (q.expand(-1, -1, 30, -1), k, torch.zeros(1, 6)))
+    many = added(SINGLE, (q.expand(-1, -1, 2 * products.QUERIES, -1), k, torch.zeros(1, 6)))
     assert torch.allclose(many, products.QUERIES * one, rtol=1e-4)
     # A query that may look at the first key alone has no scatter, wherever it stands.
     mask = torch.zeros(30, 6)
@@ -264,3 +264,16 @@ def test_places_of_channels_are_single_or_turned_pairs() -> None:
     graph = lbyl.trace(model, x, include="*:qk")
     places = torch.tensor([[0, SIZE // 2], [1, SIZE // 2 + 1]])
     assert torch.equal(pairs_of(graph, graph.units[0]), places.expand(4, -1, -1))
+
+
+def test_each_sequence_is_looked_at_in_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "QUERIES", 2)
+    length = 40
+    seen: set[float] = set()
+    q = torch.arange(float(length))[None, None, :, None].repeat(8, 2, 1, 4)  # a query is its place
+    monkeypatch.setattr(
+        ProductSums, "_products", lambda s, q, k, m, scale: seen.update(q.flatten().tolist())
+    )
+    sums = ProductSums(SINGLE, plain=False)
+    sums.add(q, torch.randn(8, 2, length, 4), None, 1.0, torch.Generator().manual_seed(0))
+    assert len(seen) > 8

@@ -18,7 +18,7 @@ from torch import Tensor
 from lbyl.graph.unit import Graph, Unit
 from lbyl.torchkit.processes import gathered
 
-QUERIES = 8  # of each sequence that are looked at
+QUERIES = 32  # of each sequence that are looked at, at places of its own
 SEQUENCES = 32  # whose products are looked at; more change nothing
 AT_ONCE = 1 << 24  # products in memory; no result depends on it
 FUNCTIONS = ("scaled_dot_product_attention", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
@@ -107,6 +107,11 @@ def allowed_keys(args: Sequence[Any], kwargs: dict[str, Any], shape: torch.Size)
     return None
 
 
+def _taken(x: Tensor, places: Tensor) -> Tensor:
+    """Of x (batch, heads, length, …) the places (batch, some) of each sequence."""
+    return torch.stack([own[:, some] for own, some in zip(x, places)])
+
+
 @dataclass
 class ProductSums:
     """Streaming sums of one attention's products."""
@@ -129,20 +134,25 @@ class ProductSums:
         if self.plain or not missing:
             return
         chosen = torch.randperm(len(q), generator=generator)[:missing].sort().values.to(q.device)
-        if mask is not None and mask.dim() == 4 and len(mask) == len(q) > 1:
-            mask = mask[chosen]
+        if mask is not None:
+            mask = mask.to(q.device).reshape(*[1] * (4 - mask.dim()), *mask.shape)
+            mask = mask[chosen] if len(mask) == len(q) else mask.expand(len(chosen), -1, -1, -1)
+            mask = mask.expand(-1, -1, q.shape[2], k.shape[2])
         q, k = q[chosen].float(), k[chosen].float()
         self.seen += len(q)
-        length = q.shape[2]
-        some = torch.randperm(length, generator=generator)[:QUERIES].sort().values.to(q.device)
-        if mask is not None:
-            mask = mask.to(q.device).expand(*mask.shape[:-2], length, k.shape[2])[..., some, :]
-        each = q.shape[1] * len(some) * k.shape[2] * self.pairs.shape[1] * self.pairs.shape[2]
+        # Each sequence has places of its own: a batch of many would know few otherwise.
+        places = [
+            torch.randperm(q.shape[2], generator=generator)[:QUERIES].sort().values for _ in q
+        ]
+        some = torch.stack(places).to(q.device)
+        q = _taken(q, some)
+        mask = None if mask is None else _taken(mask, some)
+        each = q.shape[1] * q.shape[2] * k.shape[2] * self.pairs.shape[1] * self.pairs.shape[2]
         at_once = max(1, AT_ONCE // max(each, 1))  # no result depends on it
         for part in range(0, len(q), at_once):
             stretch = slice(part, part + at_once)
-            own = mask[stretch] if mask is not None and mask.dim() == 4 and len(mask) > 1 else mask
-            self._products(q[stretch][:, :, some], k[stretch], own, scale)
+            own = None if mask is None else mask[stretch]
+            self._products(q[stretch], k[stretch], own, scale)
 
     def sum_over_processes(self) -> None:
         """Add what other processes have seen."""
