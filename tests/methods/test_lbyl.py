@@ -200,3 +200,16 @@ def test_strengths_that_mean_nothing_are_refused(options: dict[str, float]) -> N
 def test_unknown_variant_is_refused() -> None:
     with pytest.raises(lbyl.LbylError, match=r"'paper'.*'theorem' or 'released'"):
         lbyl.methods.LBYL(variant="paper")
+
+
+@pytest.mark.parametrize("variant", ["theorem", "released"])
+@pytest.mark.parametrize("name", ["chain", "biased"])
+def test_units_delivered_in_one_go_are_those_delivered_alone(name: str, variant: str) -> None:
+    method = lbyl.methods.LBYL(variant=variant)
+    layers = [layer(name, "0", seed) for seed in range(3)]
+    units = [(w, some_kept(w.unit.channels, i)) for i, w in enumerate(layers)]
+    assert len({method.alike(*unit) for unit in units}) == 1
+    together = method.deliver_alike(units, None)
+    for unit, found in zip(units, together, strict=True):
+        alone = method.deliver(*unit, None)
+        torch.testing.assert_close(found.matrix, alone.matrix, rtol=1e-9, atol=1e-10)

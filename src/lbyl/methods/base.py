@@ -6,6 +6,7 @@ delivery matrix per unit; methods that know statistics may rewrite a whole consu
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -100,6 +101,16 @@ class Method(Named):
         self, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
     ) -> Delivery:
         raise TypeError(f"method {self.name!r} has no delivery matrix")
+
+    def alike(self, weights: UnitWeights, kept: Tensor) -> Hashable:
+        """Units for which this is equal may be delivered in one go."""
+        return weights.unit.name
+
+    def deliver_alike(
+        self, units: Sequence[tuple[UnitWeights, Tensor]], statistics: Statistics | None
+    ) -> list[Delivery]:
+        """The same of several units that are `alike`."""
+        return [self.deliver(weights, kept, statistics) for weights, kept in units]
 
     def rewrite(self, rewrite: Rewrite) -> Tensor:
         """The consumer's weight for the kept columns: V' = V ×₂ Sᵀ, unit by unit."""

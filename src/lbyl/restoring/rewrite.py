@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -34,7 +34,7 @@ from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.parallel import each
 from lbyl.torchkit.processes import gathered, several, share
 from lbyl.torchkit.run import Progress
-from lbyl.torchkit.tensors import finite_each, is_finite, onto
+from lbyl.torchkit.tensors import finite_each, onto
 
 
 @dataclass(frozen=True)
@@ -229,25 +229,42 @@ def deliver_all(
     """A method's deliveries of several units, each given with its kept channels."""
 
     def deliver(unit: tuple[UnitWeights, Tensor]) -> Delivery:
-        return _delivery(method, *unit, statistics)
+        with at(unit[0].unit.name):
+            return method.deliver(*unit, statistics)
 
-    if not units or not method.in_threads:
-        return {name: deliver(unit) for name, unit in units.items()}
+    if not units:
+        return {}
     device = next(iter(units.values()))[0].device
-    return dict(zip(units, each(deliver, list(units.values()), device)))
+    if not method.in_threads:
+        made = {name: deliver(unit) for name, unit in units.items()}
+    elif device.type == "cpu":
+        made = dict(zip(units, each(deliver, list(units.values()), device)))
+    else:
+        made = _delivered_together(method, units, statistics)
+    parts = [[x for x in (d.matrix, d.merge, d.gain) if x is not None] for d in made.values()]
+    for name, finite in zip(list(made), finite_each(parts)):
+        if not finite:
+            with at(name):
+                note("nothing is delivered: what was computed is not finite")
+            made[name] = _nothing(*units[name])
+    return made
 
 
-def _delivery(
-    method: Method, weights: UnitWeights, kept: Tensor, statistics: Statistics | None
-) -> Delivery:
-    """A method's delivery, or one of nothing where it is not finite."""
-    with at(weights.unit.name):
-        delivery = method.deliver(weights, kept, statistics)
-        parts = (delivery.matrix, delivery.merge, delivery.gain)
-        if is_finite(*(part for part in parts if part is not None)):
-            return delivery
-        note("nothing is delivered: what was computed is not finite")
-        return _nothing(weights, kept)
+def _delivered_together(
+    method: Method,
+    units: Mapping[str, tuple[UnitWeights, Tensor]],
+    statistics: Statistics | None,
+) -> dict[str, Delivery]:
+    """Units that are alike in one go: single ones do not fill a device."""
+    groups: dict[Hashable, list[str]] = {}
+    for name, unit in units.items():
+        groups.setdefault((method.alike(*unit), unit[0].device), []).append(name)
+    made: dict[str, Delivery] = {}
+    for names in groups.values():
+        with at(names[0]):
+            some = method.deliver_alike([units[name] for name in names], statistics)
+        made |= dict(zip(names, some))
+    return {name: made[name] for name in units}
 
 
 def _nothing(weights: UnitWeights, kept: Tensor) -> Delivery:

@@ -130,17 +130,17 @@ def gram(rows: Tensor) -> Tensor:
     return symmetric_product(rows.T, rows)
 
 
-def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
+def symmetric_product(left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> Tensor:
     """left · right, which is known to be symmetric, and is so to the last bit."""
     width = len(left)
-    if width <= GRAM_BLOCK:
+    if width <= block:
         whole = left @ right
         return (whole + whole.T) / 2
     product = left.new_empty(width, width)
-    for first in range(0, width, GRAM_BLOCK):
-        stretch = slice(first, first + GRAM_BLOCK)
+    for first in range(0, width, block):
+        stretch = slice(first, first + block)
         part = left[stretch] @ right[:, first:]
-        own = part[:, :GRAM_BLOCK]
+        own = part[:, :block]
         own.copy_((own + own.T) / 2)
         product[stretch, first:] = part
         product[first:, stretch] = part.T
