@@ -57,11 +57,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/planning",
     ),
     "restoring/correct.py": (
+        "tests/restoring/test_shift.py",
         "tests/restoring/test_correct.py",
         "tests/methods/test_every_method.py",
         "tests/test_degenerate.py",
     ),
-    "restoring/rewrite.py": ("tests/methods/test_every_method.py", "tests/restoring"),
+    "restoring/rewrite.py": (
+        "tests/restoring/test_rewrite.py",
+        "tests/methods/test_every_method.py",
+        "tests/restoring",
+    ),
     "restoring/recalibrate.py": (
         "tests/restoring/test_recalibrate.py",
         "tests/restoring",
