@@ -18,7 +18,7 @@ def network():
     torch.manual_seed(0)
     return models.get_model("{name}")
 """
-RATIOS = (0.2, 0.4, 0.6, 0.8)
+RATIOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 
 def workers(network: str, size: int) -> list[list[Any]]:

@@ -17,6 +17,7 @@ import pytest
 
 import lbyl
 from lbyl.sweep import Engine, Point, Setting, Store, Subject, engine, points, sweep, work
+from lbyl.sweep.work import keep_workers
 
 NETWORK = """
 import torch
@@ -279,3 +280,21 @@ def test_processes_of_this_machine_may_be_killed_and_the_sweep_goes_on(
     rows = sweep(made, SETTING, store, Engine(jobs=2), kill)
     assert killed and len(rows) == 6
     assert all(row["failed"] is None for row in rows)
+
+
+def held_too_much(_: int) -> tuple[int, int]:
+    """The process, and the most that it may hold before joblib ends it, while it does a row."""
+    import os
+
+    from joblib.externals.loky import process_executor
+
+    keep_workers()
+    return os.getpid(), process_executor._MAX_MEMORY_LEAK_SIZE
+
+
+def test_a_process_that_holds_a_prepared_network_is_not_taken_to_leak() -> None:
+    import joblib
+
+    rows = joblib.Parallel(n_jobs=2)(joblib.delayed(held_too_much)(i) for i in range(4))
+    assert all(limit > 1 << 60 for _, limit in rows)
+    assert len({pid for pid, _ in rows}) <= 2
