@@ -187,7 +187,7 @@ def test_directions_without_information_count_for_nothing() -> None:
 def test_ridge_regression_of_rows_on_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     known, targets = (torch.randn(n, 9, generator=generator).double() for n in (4, 3))
-    values, vectors = eigen(known)
+    values, vectors = eigen(known @ known.T)
     torch.testing.assert_close(vectors @ torch.diag(values) @ vectors.T, known @ known.T)
     inner = known @ known.T + 0.3 * torch.eye(4).double()
     expected = torch.linalg.solve(inner, known @ targets.T).T
@@ -204,9 +204,10 @@ def test_a_gram_matrix_that_cannot_be_decomposed_delivers_nothing(
 
     monkeypatch.setattr(torch.linalg, "eigh", fails)
     rows = torch.randn(3, 4).double()
-    values, vectors = eigen(rows)
-    assert values.shape == (3,) and vectors.shape == (3, 3)
-    assert not bool(values.any()) and not bool(vectors.any())
+    for product in (rows @ rows.T, torch.stack([rows @ rows.T] * 2)):
+        values, vectors = eigen(product)
+        assert values.shape == product.shape[:-1] and vectors.shape == product.shape
+        assert not bool(values.any()) and not bool(vectors.any())
     assert not bool(ridge(rows, rows, 0.1).any())
 
 
