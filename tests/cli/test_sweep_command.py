@@ -30,3 +30,19 @@ def test_options_of_a_sweep_that_contradict_each_other_are_refused(
     assert "unknown method" in run("sweep", small[0], *out, "--method", "nix", code=2).stderr
     assert "--test" in run("sweep", small[0], *out, "--limit", "3", code=2).stderr
     assert not (tmp_path / "s.db").exists()
+
+
+def test_which_ratio_to_pick_is_one_command_and_its_page(run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "s.db"
+    amounts = ["--macs", "0.9", "--ratio", "0.8"]
+    settings = ["--weights", "shipped", "--criterion", "l2", "--data", "64", "--jobs", "1"]
+    shown = run("sweep", "lbyl:digits", *settings, *amounts, "--time", "--out", out).stdout
+    assert "keeps about" in shown and " ms" in shown
+    told = " ".join(shown.split())
+    assert "recommended for lbyl:digits: echo, macs" in told
+    run("report", out)
+    page = (tmp_path / "s.html").read_text()
+    for cost in ("MACs", "Parameters", "Measured time of a pass"):
+        assert f"<b>{cost}, % of the original</b>" in page
+    assert page.count('class="dot"') == 2 * 3  # two networks against three costs
+    assert "The smallest that keeps 95 % of the accuracy: <b>echo, macs" in page

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lbyl import Prepared, Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.parse import (
+    check_limit,
     check_source_used,
     parse_criterion,
     parse_data,
@@ -17,7 +18,7 @@ from lbyl.cli.parse import (
     parse_task,
 )
 from lbyl.cli.screen import Screen, bold, plain, table
-from lbyl.cli.setup import build, load_images, measure, prepare
+from lbyl.cli.setup import Accuracies, build, prepare
 from lbyl.methods import Method
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.task import DEFAULT_CRITERION, Task
@@ -58,28 +59,30 @@ def compare(
     """Try several methods, criteria and ratios on one network, side by side."""
     screen = Screen(json, quiet)
     trials = all_trials(ratio, criterion, method, multiple_of, seed)
-    tasks = [trial.task for trial in trials]
     source = parse_data(data)
-    check_source_used(source, tasks, refine)
-    if limit is not None and test is None:
-        raise UsageError("--limit is of labelled images: add --test PATH")
+    check_source_used(source, [trial.task for trial in trials], refine)
+    check_limit(test, limit)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
-    network = build(
-        screen, model, weights, classes=classes, device=device, threads=threads, **scale
-    )
-    images = load_images(screen, network, test, limit=limit) if test else None
-    original = measure(screen, network, images) if images is not None else None
-    prepared = prepare(
-        screen,
-        network,
-        source=source,
-        include=include,
-        exclude=exclude,
-        residual=residual,
-        seed=seed,
-    )
+    machine: dict[str, Any] = {"device": device, "threads": threads}
+    network = build(screen, model, weights, classes=classes, **machine, **scale)
+    accuracy = Accuracies.on(screen, network, test, limit)
+    accuracy.measure("original", "measuring accuracy")
+    where: dict[str, Any] = {"include": include, "exclude": exclude, "residual": residual}
+    prepared = prepare(screen, network, source=source, seed=seed, **where)
+    rows = compared(screen, prepared, trials, refine, accuracy)
+    original = accuracy.found.get("original")
+    document = {"model": model, "original": {"accuracy": original}, "refine": refine}
+    screen.data(document | {"rows": rows})
+    show(screen, model, original, rows)
+
+
+def compared(
+    screen: Screen, prepared: Prepared, trials: list[Trial], refine: Steps, accuracy: Accuracies
+) -> list[dict[str, Any]]:
+    """A row for every trial, all on the same statistics and the same images."""
     with screen.stage("collecting statistics"):
-        statistics = common_statistics(prepared, tasks)
+        statistics = common_statistics(prepared, [trial.task for trial in trials])
+    quiet = replace(accuracy, screen=Screen(quiet=True))
     rows = []
     for trial in trials:
         with screen.stage(str(trial)):
@@ -87,14 +90,9 @@ def compare(
             result = trial.run(prepared, refine)
             seconds = time.perf_counter() - start
             errors = mean_errors(prepared, trial.method, result, statistics)
-        accuracy = None
-        if images is not None:
-            accuracy = measure(Screen(quiet=True), network, images, result.model)
-        rows.append(as_row(trial, result, accuracy, errors) | {"seconds": seconds})
-    screen.data(
-        {"model": model, "original": {"accuracy": original}, "refine": refine, "rows": rows}
-    )
-    show(screen, model, original, rows)
+        quiet.measure("slim", "", result.model)
+        rows.append(as_row(trial, result, quiet.found.get("slim"), errors) | {"seconds": seconds})
+    return rows
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from lbyl.cli.errors import UsageError, guarded, usage
 from lbyl.cli.files import DEPLOYMENT, Package, Runtimes, loading
 from lbyl.cli.files import INT8 as INT8_FILE
 from lbyl.cli.parse import (
+    check_limit,
     check_source_used,
     parse_amount,
     parse_criterion,
@@ -20,11 +21,12 @@ from lbyl.cli.parse import (
     parse_task,
 )
 from lbyl.cli.screen import Screen, bold, plain, table
-from lbyl.cli.setup import build, check_writable, load_images, measure, prepare
+from lbyl.cli.setup import Accuracies, build, check_writable, prepare
 from lbyl.deploy import HEADINGS, OnnxNetwork, step_texts, target_of
 from lbyl.latency import Timing, compare
 from lbyl.models import Network
 from lbyl.models.blocks import compress_blocks
+from lbyl.planning.task import DEFAULT_CRITERION, DEFAULT_RATIO
 from lbyl.restoring.forecast import Forecast
 from lbyl.torchkit.format import counted, human, percent, percent_change
 from lbyl.torchkit.run import device_of
@@ -87,48 +89,39 @@ def compress(
     amount = parse_amount(ratio, **budgets, keep=keep)
     by, restoring = parse_criterion(criterion, seed), parse_method(method, option, correction)
     if by_block:
-        if runtimes != Runtimes():
-            raise UsageError("--by-block writes a checkpoint: leave --onnx, --int8, --target out")
-        compress_by_block(screen, model, out, amount, criterion or "l2", include, multiple_of, seed)
+        check_by_block(model, out, amount, runtimes)
+        compress_by_block(screen, model, out, amount, criterion, include, multiple_of, seed)
         return
     source = parse_data(data)
     check_source_used(source, [parse_task(amount, by, restoring, multiple_of)], refine)
-    if limit is not None and test is None:
-        raise UsageError("--limit is of labelled images: add --test PATH")
+    check_limit(test, limit)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
-    network = build(
-        screen, model, weights, classes=classes, device=device, threads=threads, **scale
-    )
-    held_out = load_images(screen, network, test, limit=limit) if test else None
-    accuracy: dict[str, float] = {}
-    if held_out is not None:
-        accuracy["original"] = measure(screen, network, held_out, stage="accuracy of the original")
-    prepared = prepare(
-        screen,
-        network,
-        source=source,
-        include=include,
-        exclude=exclude,
-        residual=residual,
-        seed=seed,
-    )
+    machine: dict[str, Any] = {"device": device, "threads": threads}
+    network = build(screen, model, weights, classes=classes, **machine, **scale)
+    accuracy = Accuracies.on(screen, network, test, limit)
+    accuracy.measure("original", "accuracy of the original")
+    where: dict[str, Any] = {"include": include, "exclude": exclude, "residual": residual}
+    prepared = prepare(screen, network, source=source, seed=seed, **where)
+    how: dict[str, Any] = {"criterion": by, "method": restoring, "multiple_of": multiple_of}
     with screen.stage("compressing"):
-        result = prepared.compress(
-            amount, criterion=by, method=restoring, multiple_of=multiple_of, refine=refine
-        )
-    if held_out is not None:
-        stage = "accuracy of the smaller one"
-        accuracy["slim"] = measure(screen, network, held_out, result.model, stage)
+        result = prepared.compress(amount, refine=refine, **how)
+    accuracy.measure("slim", "accuracy of the smaller one", result.model)
     times = timed(screen, network, result) if latency is not None else {}
-    package = Package(network, prepared, result, accuracy or None, times or None)
+    package = Package(network, prepared, result, accuracy.found or None, times or None)
     written = package.write(screen, out, runtimes, report) if out else {}
-    if held_out is not None and out is not None and runtimes.int8:
-        quantised = OnnxNetwork(out / INT8_FILE, threads)
-        stage = "accuracy in int8"
-        accuracy["int8"] = measure(screen, network, held_out, quantised, stage)
-    show(screen, package.named, result, accuracy or None, written, times)
-    if out is None:
-        screen.warn("nothing was written: add --out DIR to keep the smaller network")
+    if out and runtimes.int8 and test:
+        accuracy.measure("int8", "accuracy in int8", OnnxNetwork(out / INT8_FILE, threads))
+    show(screen, package.named, result, accuracy.found or None, written, times)
+
+
+def check_by_block(model: str, out: Path | None, amount: Any, runtimes: Runtimes) -> None:
+    """What block by block is not possible is said before anything is read."""
+    if runtimes != Runtimes():
+        raise UsageError("--by-block writes a checkpoint: leave --onnx, --int8, --target out")
+    if not model.startswith("hf:") or out is None:
+        raise UsageError("--by-block reads hf:DIRECTORY and writes to --out DIR: give both")
+    if not (amount is None or isinstance(amount, (float, dict))):
+        raise UsageError("--by-block prunes every block alike: give --ratio, not a budget")
 
 
 def compress_by_block(
@@ -136,24 +129,20 @@ def compress_by_block(
     model: str,
     out: Path | None,
     amount: Any,
-    criterion: str,
+    criterion: str | None,
     include: list[str] | None,
     multiple_of: int | None,
     seed: int,
 ) -> None:
     """A checkpoint larger than memory: each block is read, restored, written and forgotten."""
-    kind, _, directory = model.partition(":")
-    if kind != "hf" or out is None:
-        raise UsageError("--by-block reads hf:DIRECTORY and writes to --out DIR: give both")
-    if not (amount is None or isinstance(amount, (float, dict))):
-        raise UsageError("--by-block prunes every block alike: give --ratio, not a budget")
+    assert out is not None
     with screen.stage("compressing block by block"):
         report = compress_blocks(
-            directory,
+            model.partition(":")[2],
             out,
-            0.3 if amount is None else amount,
+            DEFAULT_RATIO if amount is None else amount,
             include=include or "*",
-            criterion=criterion,
+            criterion=criterion or DEFAULT_CRITERION,
             multiple_of=multiple_of,
             seed=seed,
             progress=screen.progress,
@@ -209,13 +198,28 @@ def show(
     result: Result,
     accuracy: dict[str, float] | None,
     written: dict[str, Any],
-    times: dict[str, Timing] | None = None,
+    times: dict[str, Timing],
 ) -> None:
     """How much is kept, what was done and a table, or all of it as JSON."""
     document = {"model": network.name, **result.to_dict(plan=False), "stages": screen.seconds}
-    seconds = {name: timing.median for name, timing in (times or {}).items()} or None
+    seconds = {name: timing.median for name, timing in times.items()} or None
     told = {"story": result.story, "accuracy": accuracy, "latency": seconds}
     screen.data(document | told | written)
+    screen.say("", *(bold(line) for line in kept(result.forecast, accuracy)))
+    screen.say(
+        f"{bold(network.name)}: {pruned(result)}",
+        f"[dim]{plain(result.story)}[/]",
+        table(["", "before", "after", "change"], figures(result, accuracy, seconds)),
+    )
+    for line in remarks(network, result):
+        screen.say(f"[dim]{plain(line)}[/]")
+    show_files(screen, network, written)
+
+
+def figures(
+    result: Result, accuracy: dict[str, float] | None, seconds: dict[str, float] | None
+) -> list[list[str]]:
+    """Before and after: sizes, and what was measured."""
     rows = [
         [noun, human(was), human(now), percent_change(was, now)]
         for noun, was, now in (
@@ -224,32 +228,30 @@ def show(
             ("bytes", result.before.bytes, result.after.bytes),
         )
     ]
-    if accuracy:
-        was, now = accuracy["original"], accuracy["slim"]
-        rows.append(["accuracy", f"{was:.2f} %", f"{now:.2f} %", f"{now - was:+.2f}"])
-        if "int8" in accuracy:
-            now = accuracy["int8"]
-            rows.append(["accuracy, int8", f"{was:.2f} %", f"{now:.2f} %", f"{now - was:+.2f}"])
+    measured = accuracy or {}
+    for name, noun in (("slim", "accuracy"), ("int8", "accuracy, int8")):
+        if name in measured:
+            before, after = measured["original"], measured[name]
+            rows.append([noun, f"{before:.2f} %", f"{after:.2f} %", f"{after - before:+.2f}"])
     if seconds:
-        was, now = 1e3 * seconds["original"], 1e3 * seconds["slim"]
-        rows.append(["one input", f"{was:.2f} ms", f"{now:.2f} ms", percent_change(was, now)])
-    screen.say("", *(bold(line) for line in kept(result.forecast, accuracy)))
-    screen.say(
-        f"{bold(network.name)}: {pruned(result)}",
-        f"[dim]{plain(result.story)}[/]",
-        table(["", "before", "after", "change"], rows),
-    )
-    for line in remarks(network, result):
-        screen.say(f"[dim]{plain(line)}[/]")
+        before, after = 1e3 * seconds["original"], 1e3 * seconds["slim"]
+        change = percent_change(before, after)
+        rows.append(["one input", f"{before:.2f} ms", f"{after:.2f} ms", change])
+    return rows
+
+
+def show_files(screen: Screen, network: Network, written: dict[str, Any]) -> None:
+    """What was written, what each step to int8 gives, and how to load it."""
     if DEPLOYMENT in written:
         screen.say("", table(HEADINGS, step_texts(written[DEPLOYMENT])))
     for line in written.get("notes", []):
         screen.warn(line)
-    if "files" in written:
-        screen.say(f"wrote {bold(written['out'])}: {', '.join(written['files'])}", "")
-        screen.say(
-            *(f"    [cyan]{plain(line)}[/]" for line in loading(network, written["out"])), ""
-        )
+    if not written:
+        screen.warn("nothing was written: add --out DIR to keep the smaller network")
+        return
+    screen.say(f"wrote {bold(written['out'])}: {', '.join(written['files'])}", "")
+    lines = loading(network, written["out"])
+    screen.say(*(f"    [cyan]{plain(line)}[/]" for line in lines), "")
 
 
 def kept(forecast: Forecast | None, accuracy: dict[str, float] | None) -> list[str]:

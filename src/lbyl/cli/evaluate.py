@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
+from lbyl.cli.parse import check_limit
 from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import build, load_images, score
 from lbyl.latency import compare
@@ -40,8 +41,7 @@ def evaluate(
     screen = Screen(json, quiet)
     if test is None and not time:
         raise UsageError("nothing to measure: give --test PATH, or --time")
-    if test is None and limit is not None:
-        raise UsageError("--limit is of labelled images: add --test PATH")
+    check_limit(test, limit)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
         screen, model, weights, classes=classes, device=device, threads=threads, **scale

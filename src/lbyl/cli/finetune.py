@@ -12,14 +12,14 @@ from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.files import DEPLOYMENT, command, origin
 from lbyl.cli.screen import Screen, bold
-from lbyl.cli.setup import build, check_writable, load_images, measure
+from lbyl.cli.setup import Accuracies, build, check_writable, load_images
 from lbyl.data import ImageSet
 from lbyl.models import Network
 from lbyl.storage import MODEL, PLAN
 from lbyl.torchkit.files import write_json, write_tensors
 from lbyl.torchkit.format import counted
 from lbyl.torchkit.tensors import tensors
-from lbyl.train import TrainConfig
+from lbyl.train import History, TrainConfig
 from lbyl.train import train as run_training
 
 _training = partial(o.option, "Training")
@@ -81,13 +81,13 @@ def finetune(
         seed=seed,
         augment=not network.flatten,
     )
-    images = load_images(screen, network, train, "train", limit)
-    held_out = load_images(screen, network, test, limit=limit) if test else None
-    before = measure(screen, network, held_out, stage="accuracy before") if held_out else None
+    images = Labelled(load_images(screen, network, train, "train", limit))
+    accuracy = Accuracies.on(screen, network, test, limit)
+    accuracy.measure("before", "accuracy before")
     history = run_training(
         network.model,
-        Labelled(images),
-        None if held_out is None else Labelled(held_out),
+        images,
+        None if accuracy.images is None else Labelled(accuracy.images),
         config,
         out=out / CHECKPOINTS,
         resume=resume,
@@ -96,10 +96,16 @@ def finetune(
         std=network.std,
         cpu=device == "cpu",
     )
-    after = measure(screen, network, held_out, stage="accuracy after") if held_out else None
-    save(network, out, history.to_dict(), after)
+    accuracy.measure("after", "accuracy after")
+    save(network, out, history.to_dict(), accuracy.found.get("after"))
+    show(screen, out, history, accuracy.found)
+
+
+def show(screen: Screen, out: Path, history: History, accuracy: dict[str, float]) -> None:
+    """What training brought, and its loss; or all of it as JSON."""
+    before, after = accuracy.get("before"), accuracy.get("after")
     screen.data({"out": str(out), "before": before, "after": after, **history.to_dict()})
-    gain = f": {before:.2f} % → [bold]{after:.2f} %[/]" if held_out else ""
+    gain = "" if before is None else f": {before:.2f} % → [bold]{after:.2f} %[/]"
     screen.say(f"trained for {counted(len(history), 'epoch')}{gain}")
     losses = [row["train_loss"] for row in history]
     if losses:

@@ -44,6 +44,12 @@ def parse_data(text: str | None) -> Source:
     )
 
 
+def check_limit(test: str | None, limit: int | None) -> None:
+    """`--limit` is refused where there are no labelled images to limit."""
+    if limit is not None and test is None:
+        raise UsageError("--limit is of labelled images: add --test PATH")
+
+
 def parse_ratio(given: Sequence[str] | None) -> float | dict[str, float] | None:
     """One number, patterns with a number each, or both: the number is for all other layers."""
     if not given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,29 @@ def score(
             flatten=network.flatten,
             progress=tick,
         )
+
+
+@dataclass
+class Accuracies:
+    """Accuracies of several networks on the same labelled images; none where there are none."""
+
+    screen: Screen
+    network: Network
+    images: ImageSet | None
+    found: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def on(
+        cls, screen: Screen, network: Network, test: str | None, limit: int | None
+    ) -> Accuracies:
+        """On the images that `--test` names."""
+        images = load_images(screen, network, test, limit=limit) if test else None
+        return cls(screen, network, images)
+
+    def measure(self, name: str, stage: str, model: nn.Module | None = None) -> None:
+        """Measure the network, or another that reads the same inputs, under a name."""
+        if self.images is not None:
+            self.found[name] = measure(self.screen, self.network, self.images, model, stage)
 
 
 def own_inputs(screen: Screen, network: Network, path: str) -> list[Any]:

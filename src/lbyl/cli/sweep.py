@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded, usage
-from lbyl.cli.parse import OwnImages, check_source_used, parse_data, parse_numbers
+from lbyl.cli.parse import OwnImages, check_limit, check_source_used, parse_data, parse_numbers
 from lbyl.cli.screen import Screen, bold, plain, table
 from lbyl.cli.setup import pick_device
 from lbyl.models import parse_input_shape
 from lbyl.planning.budget import Budget
+from lbyl.planning.task import DEFAULT_RATIO
 from lbyl.sweep import Engine, Point, Setting, Store, Subject, points
 from lbyl.sweep import sweep as run
 from lbyl.sweep.grid import RATIO
 from lbyl.sweep.recommend import KEEP, recommended_row
 from lbyl.torchkit.format import counted, human, percent
+
+Rows = Sequence[dict[str, Any]]
 
 WEIGHTS = "Weights of each network, in the same order (may be repeated); none for none."
 CLUSTER = (
@@ -117,21 +121,11 @@ def sweep(
     source = parse_data(data)
     if isinstance(source, OwnImages):
         raise UsageError("--data of a sweep: write procedural, inversion, analytic or a number")
-    if limit is not None and test is None:
-        raise UsageError("--limit is of labelled images: add --test PATH")
+    check_limit(test, limit)
+    amounts = all_amounts(ratio, macs, params)
     with usage():
-        for kind, values in (("macs", macs), ("params", params)):
-            for value in values or ():
-                amount: dict[str, Any] = {kind: value}
-                Budget(**amount)
-        grid = points(
-            subjects(models, weights),
-            amounts(ratio, macs, params),
-            criterion or [None],
-            method,
-            seed,
-            multiple_of,
-        )
+        given = subjects(models, weights)
+        grid = points(given, amounts, criterion or [None], method, seed, multiple_of)
     check_source_used(source, [point.task(multiple_of) for point in grid], refine)
     setting = Setting(
         input_shape=parse_input_shape(input_size) if input_size else None,
@@ -150,14 +144,21 @@ def sweep(
         device=pick_device(device),
         threads=threads,
     )
+    rows = compute(screen, grid, setting, out, Engine(jobs, cluster))
+    screen.data({"out": str(out), "rows": rows})
+    show(screen, out, grid, rows)
+
+
+def compute(
+    screen: Screen, grid: list[Point], setting: Setting, out: Path, engine: Engine
+) -> list[dict[str, Any]]:
+    """A row for every point; what the file has already is not computed again."""
     with Store(out) as store:
         known = len(store.done(point.key(setting) for point in grid))
         if known:
             screen.note(f"{counted(known, 'row')} of {len(grid)} there already")
         with screen.stage(f"sweep of {counted(len(grid), 'row')}"):
-            rows = run(grid, setting, store, Engine(jobs, cluster), screen.progress)
-    screen.data({"out": str(out), "rows": rows})
-    show(screen, out, grid, rows)
+            return run(grid, setting, store, engine, screen.progress)
 
 
 def _everywhere(path: str | None) -> str | None:
@@ -176,44 +177,31 @@ def subjects(models: list[str], weights: list[str] | None) -> list[Subject]:
     return [Subject(model, file) for model, file in zip(models, own)]
 
 
-def amounts(
+def all_amounts(
     ratio: list[float] | None, macs: list[float] | None, params: list[float] | None
 ) -> list[tuple[str, float]]:
-    """How much is pruned in each point: a third where nothing is said."""
-    made = [(RATIO, value) for value in ratio or ()]
-    made += [("macs", value) for value in macs or ()]
-    made += [("params", value) for value in params or ()]
-    return made or [(RATIO, 0.3)]
+    """How much is pruned in each point: three tenths where nothing is said."""
+    budgets = [("macs", value) for value in macs or ()] + [("params", v) for v in params or ()]
+    with usage():
+        for kind, value in budgets:
+            amount: dict[str, Any] = {kind: value}
+            Budget(**amount)
+    return [*((RATIO, value) for value in ratio or ()), *budgets] or [(RATIO, DEFAULT_RATIO)]
 
 
 def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]]) -> None:
-    """A table of all rows, and what failed."""
-    measured = any(row["accuracy"] is not None for row in rows)
-    timed = any(row["latency"] is not None for row in rows)
-    columns = ["network", "method", "criterion", "amount", "seed", "MACs", "parameters"]
-    told = any(row.get("kept") is not None for row in rows)
-    columns += (["accuracy"] if measured else []) + (["keeps about"] if told else ["agrees"])
-    columns += ["divergence"] + (["time"] if timed else [])
+    """A table of all rows, which to pick, and what failed."""
     order = {str(point): i for i, point in enumerate(grid)}
-    lines = []
-    for row in sorted((r for r in rows if not r["failed"]), key=lambda r: _place(r, order)):
-        name = row["model"].rsplit("/", 1)[-1]  # of a file: folders would push the rest off
-        line = [name, row["method"], row["chosen"] or "its own"]
-        line += [f"{row['kind']} {row['amount']:g}", str(row["seed"])]
-        line += [human(row["macs"]), human(row["parameters"])]
-        line += [f"{row['accuracy']:.2f} %"] if measured else []
-        line += [_keeps(row) if told else percent(row.get("agreement"))]
-        line += [f"{row['divergence']:.3g}"]
-        line += [f"{1e3 * row['latency']:.2f} ms"] if timed else []
-        lines.append(line)
-    screen.say("", table(columns, lines))
+    done = sorted((r for r in rows if not r["failed"]), key=lambda r: _place(r, order))
+    columns = [column for column in COLUMNS if column.shown(done)]
+    lines = [[column.text(row) for column in columns] for row in done]
+    screen.say("", table([column.title for column in columns], lines))
     for model in dict.fromkeys(row["model"] for row in rows):
         best = recommended_row([row for row in rows if row["model"] == model])
         if best is not None:
-            name = model.rsplit("/", 1)[-1]
             screen.say(
-                f"recommended for {bold(name)}: {best['method']}, {best['kind']} "
-                f"{best['amount']:g}, the smallest that keeps {percent(KEEP)} of the accuracy"
+                f"recommended for {bold(_short(model))}: {best['method']}, {_amount(best)}, "
+                f"the smallest that keeps {percent(KEEP)} of the accuracy"
             )
     for row in rows:
         if row["failed"]:
@@ -221,11 +209,55 @@ def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]
     screen.say(f"wrote {bold(out)}; the trade-off: [cyan]lbyl report {plain(str(out))}[/]")
 
 
+def _short(model: str) -> str:
+    return model.rsplit("/", 1)[-1]  # of a file: folders would push the rest off
+
+
+def _amount(row: Mapping[str, Any]) -> str:
+    return f"{row['kind']} {row['amount']:g}"
+
+
 def _keeps(row: dict[str, Any]) -> str:
     """The forecast with its bounds, where there is one."""
     if row.get("kept") is None:
         return "–"
     return f"{percent(row['kept'])} ({percent(row['kept_low'])}–{percent(row['kept_high'])})"
+
+
+def _always(rows: Rows) -> bool:
+    return True
+
+
+def _known(key: str) -> Callable[[Rows], bool]:
+    return lambda rows: any(row.get(key) is not None for row in rows)
+
+
+def _unknown(key: str) -> Callable[[Rows], bool]:
+    return lambda rows: not _known(key)(rows)
+
+
+class Column(NamedTuple):
+    """A column of the table, shown where there is something to tell apart."""
+
+    title: str
+    text: Callable[[dict[str, Any]], str]
+    shown: Callable[[Rows], bool] = _always
+
+
+COLUMNS = (
+    Column("network", lambda row: _short(row["model"])),
+    Column("method", lambda row: row["method"]),
+    Column("criterion", lambda row: row["chosen"] or "its own"),
+    Column("amount", _amount),
+    Column("seed", lambda row: str(row["seed"]), lambda rows: len({r["seed"] for r in rows}) > 1),
+    Column("accuracy", lambda row: f"{row['accuracy']:.2f} %", _known("accuracy")),
+    Column("keeps about", _keeps, _known("kept")),
+    Column("agrees", lambda row: percent(row.get("agreement")), _unknown("kept")),
+    Column("MACs", lambda row: human(row["macs"])),
+    Column("parameters", lambda row: human(row["parameters"])),
+    Column("time", lambda row: f"{1e3 * row['latency']:.2f} ms", _known("latency")),
+    Column("divergence", lambda row: f"{row['divergence']:.3g}"),
+)
 
 
 def _place(row: dict[str, Any], order: dict[str, int]) -> tuple[int, int]:
