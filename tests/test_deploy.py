@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -31,6 +30,8 @@ from lbyl.inputs.batches import FreshInputs
 from lbyl.models import resolve
 from lbyl.restoring.forecast import Forecaster
 from lbyl.torchkit.fallbacks import noting
+
+onnx = pytest.importorskip("onnx")
 
 
 def invoke(*arguments: object, code: int = 0) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import pytest
 import torch
 from torch import Tensor, nn
@@ -179,6 +178,7 @@ def commands(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", [n for n, page in PAGES.items() if commands(page)])
 def test_the_commands_of_a_page_can_be_parsed(name: str) -> None:
+    click = pytest.importorskip("click")
     for command, *arguments in commands(PAGES[name]):
         assert command in COMMANDS, f"{name}: there is no `lbyl {command}`"
         parser = load_command(command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,8 @@ import lbyl
 from lbyl import LbylError
 from lbyl.export import export_onnx, export_program
 from lbyl.models import zoo
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 
 class Pair(nn.Module):

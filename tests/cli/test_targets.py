@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from lbyl.models import resolve
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 DIGITS = ["lbyl:digits", "--weights", "shipped", "--ratio", "*=0.3", "--criterion", "l2"]
 PLAIN = ["--method", "lbyl", "--no-report"]  # nothing is collected, so that it is quick
