@@ -119,6 +119,7 @@ def test_evaluate_needs_something_to_measure(run: Any) -> None:
 
 
 def test_export_onnx_and_program(run_json: Any, run: Any, slim: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
     told = run_json("export", slim, "--out", tmp_path / "x" / "slim.onnx")
     assert 0 <= told["error"] < 1e-3
     assert (tmp_path / "x" / "slim.onnx").stat().st_size == told["bytes"]
