@@ -98,6 +98,20 @@ def test_duplicates_fold_exactly_under_a_foreign_plan(seed: int) -> None:
     torch.testing.assert_close(slim(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+def test_duplicates_fold_exactly_where_the_plan_is_that_of_other_clusters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clusters by unlike consumers may keep the channels of a plan and join others to them."""
+    model, x = doubled(3), example("chain", 4)
+    with torch.no_grad():
+        model[3].weight.copy_(torch.randn_like(model[3].weight) / 5)
+    kept = torch.tensor([0, 2, 3, 6, 9])
+    label = torch.tensor([0, 0, 1, 2, 1, 4, 3, 3, 2, 4])
+    monkeypatch.setattr(lbyl.methods.Fold, "_clusters", lambda *given: (kept, label))
+    slim = lbyl.compress(model, x, Plan({"0": kept}, {"0": 10}), method="fold").model
+    torch.testing.assert_close(slim(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_filters_are_averaged_and_readers_summed() -> None:
     model, x = build("chain", 3), example("chain")
     graph = lbyl.trace(model, x)

@@ -87,8 +87,10 @@ class Fold(Method):
     ) -> Delivery:
         kept = kept.cpu()
         own, label = self._clusters(weights, len(kept))
-        if not torch.equal(own, kept):
-            label = _nearest(weights, kept)
+        nearest, same = _nearest(weights, kept)
+        # Channels that are the same in front of the consumers are summed exactly, wherever the
+        # clusters, which also go by consumers, have put them.
+        label = torch.where(same, nearest, label) if torch.equal(own, kept) else nearest
         members = F.one_hot(label, len(kept)).double().to(weights.device)  # (m, t)
         if not _can_merge(weights):
             return Delivery(members)
@@ -111,12 +113,12 @@ def _gram(features: Tensor) -> Tensor:
     return (centred @ centred.T).cpu()
 
 
-def _nearest(weights: UnitWeights, kept: Tensor) -> Tensor:
-    """For every channel the index of the kept one most like it in front of the consumers."""
+def _nearest(weights: UnitWeights, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """For every channel the kept one most like it in front of the consumers; are they the same?"""
     made = weights.folded.cpu()
-    label = torch.cdist(made, made[kept]).argmin(1)
+    distance, label = torch.cdist(made, made[kept]).min(1)
     label[kept] = torch.arange(len(kept))
-    return label
+    return label, distance.square() <= SAME * made.square().sum(1).mean()
 
 
 def _can_merge(weights: UnitWeights) -> bool:
