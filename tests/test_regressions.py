@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +29,7 @@ from support import quick
 from support.reference import assert_exact, assert_reloads, flat, prove_cut
 
 IMAGE = torch.zeros(1, 3, 12, 12)
+LOSING = ("none", "coreset")  # methods that give nothing back for a channel that goes
 
 
 class Apart(nn.Module):
@@ -64,6 +68,23 @@ def test_a_bias_that_is_added_apart_is_moved_and_not_overwritten(how: str) -> No
     together, apart = (slim[way].model(images) for way in ("together", how))
     torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-5)
     assert slim[how].corrections.mean == slim["together"].corrections.mean > 0
+
+
+@pytest.mark.parametrize("method", [n for n in lbyl.methods.names() if n not in LOSING])
+@pytest.mark.parametrize("how", ["linear", "matmul"])
+def test_equal_channels_go_for_nothing_wherever_the_bias_is_added(how: str, method: str) -> None:
+    """Whatever a method delivers is corrected, and where nothing is lost nothing is moved."""
+    model, images = Apart(how), torch.randn(64, 3, 12, 12)
+    with torch.no_grad():
+        for tensor in model.conv.parameters():
+            tensor[6:] = tensor[:6]
+        before = model(images)
+        plan = lbyl.Plan({"conv": torch.arange(6)}, {"conv": 12})
+        corrected = replace(lbyl.methods.resolve(method), correction="mean")
+        slim = lbyl.compress(model, IMAGE, plan, method=corrected, data=images)
+        assert slim.corrections.mean == 1
+        torch.testing.assert_close(slim.model.mixed.bias, model.mixed.bias, rtol=0, atol=5e-3)
+        assert float((slim.model(images) - before).norm() / before.norm()) < 5e-3
 
 
 class Keeps(nn.Module):
@@ -111,7 +132,9 @@ def test_saving_into_a_directory_touches_our_files_only(tmp_path: Path) -> None:
     out.mkdir()
     elsewhere.write_text("pointed to")
     (out / "link").symlink_to(elsewhere)
+    (out / "dangling").symlink_to(tmp_path / "nowhere")
     os.mkfifo(out / "pipe")
+    out.chmod(0o751)
     result = lbyl.compress(Keeps(), IMAGE, 0.5, method="none")
     with (out / "run.log").open("w") as log:
         log.write("before\n")
@@ -119,8 +142,38 @@ def test_saving_into_a_directory_touches_our_files_only(tmp_path: Path) -> None:
         lbyl.save(result, out)
         log.write("after\n")
     assert (out / "run.log").read_text() == "before\nafter\n"
-    assert (out / "link").is_symlink()
-    assert sorted(p.name for p in out.iterdir()) == sorted([MODEL, PLAN, "link", "pipe", "run.log"])
+    assert (out / "link").is_symlink() and (out / "dangling").is_symlink()
+    assert not (tmp_path / "nowhere").exists() and out.stat().st_mode & 0o777 == 0o751
+    names = [MODEL, PLAN, "link", "dangling", "pipe", "run.log"]
+    assert sorted(p.name for p in out.iterdir()) == sorted(names)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows ends processes otherwise")
+def test_a_process_that_is_asked_to_end_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """SIGTERM in the midst of writing, by the command itself."""
+    lbyl.save(lbyl.compress(Keeps(), IMAGE, 0.5, method="none"), tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    program = f"""
+import os, signal, sys
+import lbyl.storage
+from lbyl.cli import main
+
+write = lbyl.storage.write_tensors
+
+def ended(*given):
+    write(*given)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+lbyl.storage.write_tensors = ended
+options = "compress lbyl:digits --weights shipped --method lbyl --no-report --out"
+sys.argv = ["lbyl", *options.split(), {str(tmp_path / "out")!r}]
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300)
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    now = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert now == before
 
 
 class Doubled(nn.Module):

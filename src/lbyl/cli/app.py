@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Annotated, Any, NamedTuple
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.main import get_command
@@ -109,4 +112,10 @@ def start(
 
 def main() -> None:
     """The program `lbyl`."""
+    signal.signal(signal.SIGTERM, _end)
     app(prog_name="lbyl")
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Asked to end: through all that tidies up, so that no temporary file is left."""
+    sys.exit(128 + number)
