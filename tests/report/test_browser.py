@@ -6,6 +6,7 @@ are left in tests/artefacts for people to look at.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lbyl.report import Run, write_several, write_tradeoff
 
 PICTURES = Path(__file__).resolve().parents[1] / "artefacts"
 FLAGS = (
@@ -89,6 +92,78 @@ def test_every_tab_opens_and_fits(
         # nothing but the boxes that are meant to scroll is wider than the screen
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=str(PICTURES / f"{size}-{theme}-{name}.png"), full_page=True)
+
+
+OVERFLOWING = """() => [...document.querySelectorAll("section:not([hidden]) svg.chart")].flatMap(
+    chart => { const box = chart.getBoundingClientRect();
+        return [...chart.querySelectorAll(".tick, .bar, .dot, .line")]
+            .map(part => [part, part.getBoundingClientRect()])
+            .filter(([, at]) => at.width && (at.left < box.left - 10 || at.right > box.right + 10))
+            .map(([part]) => part.textContent || part.getAttribute("class")); })"""
+LETTERS = """() => { const all = [...document.querySelectorAll("section:not([hidden]) .tick")];
+    return Math.min(...all.map(t => parseFloat(getComputedStyle(t).fontSize) * t.getCTM().d
+        * (t.dataset.turn ? 1 / Math.cos(42 * Math.PI / 180) : 1))); }"""
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_charts_fit_the_width_with_letters_of_full_size(visit: Any, width: int) -> None:
+    page = visit(width)
+    for tab in ("overview", "errors", "compare"):
+        page.click(f"#tab-{tab}")
+        page.wait_for_selector(f"#{tab} svg.chart[data-room]")
+        assert page.evaluate(OVERFLOWING) == []
+        assert page.evaluate(LETTERS) == pytest.approx(12, abs=0.5)
+        for box in page.query_selector_all(f"#{tab} .fitted"):
+            assert box.evaluate("b => b.scrollWidth <= b.clientWidth")
+
+
+def test_names_along_an_axis_are_left_out_before_they_touch(visit: Any, digits: Any) -> None:
+    names = len(digits[2].rows)
+    shown = {}
+    for width in (200, 1200):
+        page = visit(width)
+        page.wait_for_selector("svg.kept[data-room]")
+        boxes = page.eval_on_selector_all(
+            ".kept .along", "all => all.map(t => t.getBoundingClientRect()).filter(b => b.width)"
+            ".map(b => [b.left, b.right])",
+        )  # fmt: skip
+        assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(boxes))
+        shown[width] = len(boxes)
+    assert 0 < shown[200] < shown[1200] == names
+
+
+@pytest.fixture(scope="module")
+def others(digits: Any, tmp_path_factory: Any) -> dict[str, Path]:
+    """The pages about several compressions and about a sweep, with a command that is long."""
+    prepared, _, half = digits
+    folder = tmp_path_factory.mktemp("others")
+    command = "lbyl compress lbyl:digits --weights /a/very/long/way/to/" + "some/" * 20 + "weights"
+    runs = [Run("half", half, command=command), Run("less", prepared.compress(0.3), 90, 95)]
+    row = {
+        "model": "lbyl:digits", "weights": "/a/" + "way/" * 30, "kind": "ratio", "seed": 0,
+        "method": "echo", "criterion": "l2", "macs_before": 10.0, "parameters_before": 10.0,
+        "divergence": 0.1, "failed": None, "command": command,
+    }  # fmt: skip
+    rows = [row | {"amount": r, "macs": 10 * r, "parameters": 5, "kept": r} for r in (0.5, 0.97)]
+    return {
+        "several": write_several(runs, folder / "several.html"),
+        "sweep": write_tradeoff(rows, folder / "sweep.html"),
+    }
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_pages_about_several_compressions_fit_too(
+    visit: Any, others: dict[str, Path], width: int, theme: str
+) -> None:
+    for name, path in others.items():
+        page = visit(width, theme=theme)
+        page.goto(path.as_uri())
+        for tab in page.eval_on_selector_all("[role=tab]", "all => all.map(t => t.id)"):
+            page.click(f"#{tab}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(OVERFLOWING) == []
+            page.screenshot(path=str(PICTURES / f"{name}-{width}-{theme}-{tab}.png"))
 
 
 def test_charts_are_drawn(visit: Any, digits: Any) -> None:

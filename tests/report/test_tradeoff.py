@@ -47,7 +47,7 @@ def test_the_page_shows_every_point_its_command_and_what_failed(tmp_path: Path) 
     page = write_tradeoff(rows, tmp_path / "sweep.html").read_text()
     for amount in (0.2, 0.4, 0.5):
         assert f"<code>lbyl compress lbyl:digits --ratio {amount:g}</code>" in page
-    assert page.count("<td>MACs, Parameters</td>") == 2  # 0.4 costs more than 0.5 and is worse
+    assert page.count('title="on the front"') == 2 * 2  # 0.4 costs more than 0.5 and is worse
     assert page.count('class="dot"') == 2 * 3  # a chart by MACs and one by parameters
     assert "no &lt;budget&gt;" in page and "no <budget>" not in page
     assert "original 97" in page
@@ -68,7 +68,7 @@ def test_without_labels_the_forecast_is_drawn_where_every_row_has_one(tmp_path: 
     rows = [row(0.3, None, kept=0.97), row(0.6, None, kept=0.9), row(0.5, None, kept=0.8)]
     text = write_tradeoff(rows, tmp_path / "s.html").read_text()
     assert "Accuracy kept as forecast" in text and "97.00</td>" in text
-    assert text.count("<td>MACs, Parameters</td>") == 2  # 0.5 costs more than 0.6 and keeps less
+    assert text.count('title="on the front"') == 2 * 2  # 0.5 costs more than 0.6 and keeps less
     assert "<b>echo, ratio 0.3</b>" in text  # the smallest that keeps 95 %
     rows[1]["kept"] = None
     assert "Divergence from the original" in write_tradeoff(rows, tmp_path / "s.html").read_text()

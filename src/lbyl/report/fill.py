@@ -29,7 +29,7 @@ from lbyl.statistics.moments import Statistics
 
 ASKED = 8  # units of which it is asked how much they hurt alone
 NEXT = 0.9  # of the channels that stay, after a further step
-SHOWN, LARGEST = 24, 64  # inputs that are drawn, and their side in pixels
+SHOWN, LARGEST = 25, 64  # inputs that are drawn, a square of them, and their side in pixels
 COMPARED = ("none", "neuron-merging", "lbyl", "echo")
 """The methods that are shown side by side unless others are named."""
 

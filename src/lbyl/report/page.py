@@ -1,26 +1,22 @@
-"""Putting the page together and writing it in one piece."""
+"""The page about one compression: what each of its parts shows."""
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lbyl import __version__
 from lbyl.deploy import HEADINGS, step_texts
-from lbyl.errors import LbylError
 from lbyl.report import numbers
 from lbyl.report.charts import Chart, error_chart, kept_chart, looks, ratio_chart, series_names
 from lbyl.report.heatmap import packed
+from lbyl.report.html import write_page
 from lbyl.report.loader import loader_snippet
 from lbyl.restoring.forecast import Forecast
 from lbyl.result import Result
-from lbyl.torchkit.files import whole_file
 from lbyl.torchkit.format import human, percent
 
 Rows = Sequence[Mapping[str, Any]]
@@ -79,43 +75,65 @@ def write_report(
     what the networks were compared on. `alone` is how far the network diverges where one unit
     alone is pruned, `further` what pruning a tenth more would bring; `gather` computes both.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise LbylError(f"{path} is a directory; give the report a file name such as report.html")
-    told = alone if isinstance(alone, Mapping) else {}
-    harms = {k: v for k, v in told.items() if numbers.finite(v) is not None}
-    every = [{**asdict(row), "alone": harms.get(row.unit)} for row in result.rows]
+    measured, table = accuracy or {}, dict(errors or {})
+    every = _every_row(result, alone)
     own = [row for row in every if row["kept"] < row["channels"]]
-    table = dict(errors) if errors else {str(result.method["name"]): own}
-    text = page_template("template.html").render(
+    table = table or {str(result.method["name"]): own}
+    return write_page(
+        "template.html",
+        path,
         **_story(result),
+        **_overview(result, every, measured, latency or {}, deployment or ()),
+        **_layers(every),
         afterwards=afterwards,
         inputs=_base64(inputs),
-        cards=_cards(result, accuracy or {}, latency or {}, own),
-        hurting=_hurting(own),
         further=_further(result, further),
-        headings=HEADINGS,
-        deployment=step_texts(deployment or ()),
-        accuracies=_accuracies(accuracy or {}),
-        rows=own,
-        columns={k: v for k, v in COLUMNS.items() if any(row[k] is not None for row in own)},
-        whole=[row["unit"] for row in every if row["kept"] == row["channels"]],
-        kept=kept_chart(every),
         error_charts=_error_charts(own, table),
         methods=looks(list(table)),
-        comparison=_comparison(comparison or (), (accuracy or {}).get("original")),
+        comparison=_comparison(comparison or (), measured.get("original")),
         matrices=packed(delivery or {}),
         largest=_largest(delivery or {}),
         tabs=_tabs(bool(delivery), bool(comparison)),
         command=command,
         loader=loader,
         program=loader_snippet(result),
-        style=page_part("style.css"),
-        script=page_part("script.js"),
     )
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return path
+
+
+def _every_row(result: Result, alone: Mapping[str, float] | None) -> list[dict[str, Any]]:
+    """Rows of the result, each with how much its unit hurts alone where that is known."""
+    told = alone if isinstance(alone, Mapping) else {}
+    harms = {k: v for k, v in told.items() if numbers.finite(v) is not None}
+    return [{**asdict(row), "alone": harms.get(row.unit)} for row in result.rows]
+
+
+def _overview(
+    result: Result,
+    every: Rows,
+    accuracy: Mapping[str, float],
+    latency: Mapping[str, Any],
+    deployment: Rows,
+) -> dict[str, Any]:
+    """What the first part shows: headlines, bars by unit, and what every step gives."""
+    own = [row for row in every if row["kept"] < row["channels"]]
+    return {
+        "cards": _cards(result, accuracy, latency, own),
+        "accuracies": _accuracies(accuracy),
+        "headings": HEADINGS,
+        "deployment": step_texts(deployment),
+        "kept": kept_chart(every),
+        "hurting": _hurting(own),
+    }
+
+
+def _layers(every: Rows) -> dict[str, Any]:
+    """What the second part shows: units that lose channels, and those kept whole."""
+    own = [row for row in every if row["kept"] < row["channels"]]
+    return {
+        "rows": own,
+        "columns": {k: v for k, v in COLUMNS.items() if any(row[k] is not None for row in own)},
+        "whole": [row["unit"] for row in every if row["kept"] == row["channels"]],
+    }
 
 
 def _hurting(rows: Rows) -> list[dict[str, Any]]:
@@ -166,27 +184,6 @@ def _largest(delivery: Mapping[str, Any]) -> int:
     return sizes.index(max(sizes)) if sizes else 0
 
 
-def page_part(name: str) -> str:
-    return resources.files("lbyl.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def page_template(name: str) -> Any:
-    """A page's template, with the shapes that all pages draw."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise LbylError('the report needs jinja2: pip install "lbyl[report]"') from error
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(page_part),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(short=numbers.short, steady=numbers.steady)
-    return environment.get_template(name)
-
-
 def _story(result: Result) -> dict[str, Any]:
     """What was done, in words."""
     pruned = [row for row in result.rows if row.kept < row.channels]
@@ -201,8 +198,6 @@ def _story(result: Result) -> dict[str, Any]:
         "unprunable": _by_reason(result.graph.unprunable),
         "stages": _stages(result.seconds),
         "total_seconds": sum(result.seconds.values()),
-        "version": __version__,
-        "made": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
 

@@ -54,6 +54,57 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint());
 
+  // Charts are laid out for the width they have, so that letters keep their size and nothing is
+  // cut off: what lies along the axis moves together, names that would touch are left out.
+  const SLANT = Math.cos((42 * Math.PI) / 180), LETTER = 7, BETWEEN = 9;
+  function layOut(chart) {
+    const room = Math.round(chart.parentElement.clientWidth);
+    if (!room || chart.dataset.room === String(room)) return; // not open yet, or done
+    chart.dataset.room = room;
+    const [, , first, height] = (chart.dataset.box = chart.dataset.box || chart.getAttribute("viewBox")).split(" ").map(Number);
+    const left = Number(chart.dataset.left), right = Number(chart.dataset.right);
+    const scale = (room - left - right) / (first - left - right);
+    const place = (x) => left + (x - left) * scale;
+    chart.setAttribute("viewBox", "0 0 " + room + " " + height);
+    all(".across", chart).forEach((line) => line.setAttribute("x2", room - right));
+    all("[data-x]", chart).forEach((thing) => {
+      const { x, y, turn } = thing.dataset;
+      thing.setAttribute("transform", "translate(" + place(Number(x)).toFixed(1) + " " + y + ")" + (turn || ""));
+    });
+    all("rect", chart).filter((bar) => bar.parentElement.matches(".bar")).forEach((bar) => {
+      const width = (bar.dataset.width = bar.dataset.width || bar.getAttribute("width")) * scale;
+      bar.setAttribute("width", width.toFixed(2));
+      bar.setAttribute("x", (-width / 2).toFixed(2));
+    });
+    all(".line", chart).forEach((line) => {
+      const path = (line.dataset.path = line.dataset.path || line.getAttribute("d"));
+      line.setAttribute("d", path.replace(/([ML])([\d.]+)/g, (_, pen, x) => pen + place(Number(x)).toFixed(1)));
+    });
+    let taken = -Infinity;
+    all(".along", chart).forEach((label) => {
+      const name = (label.dataset.name = label.dataset.name || label.textContent);
+      const x = place(Number(label.dataset.x)), slanted = Boolean(label.dataset.turn);
+      const letters = slanted ? Math.max(4, Math.floor(x / (LETTER * SLANT))) : name.length;
+      label.textContent = name.length > letters ? "…" + name.slice(1 - letters) : name;
+      const half = slanted ? 7.5 : (name.length * LETTER) / 2 + 3;
+      const free = x - half >= taken;
+      label.style.display = free ? "" : "none";
+      if (free) taken = x + half;
+      if (!slanted) { // at either end a name leans on the edge instead of being cut
+        const over = x + half > room, under = x - half < 0;
+        label.setAttribute("text-anchor", over ? "end" : under ? "start" : "middle");
+        label.setAttribute("transform", "translate(" + (over ? room : under ? 0 : x) + " " + label.dataset.y + ")");
+      }
+    });
+    all(".series", chart).forEach((series) => {
+      const dots = all(".dot", series).map((dot) => place(Number(dot.dataset.x)));
+      const gap = (Math.max(...dots) - Math.min(...dots)) / Math.max(1, dots.length - 1);
+      series.classList.toggle("dense", dots.length > 1 && gap < BETWEEN && Boolean(all(".line", series)[0].dataset.path));
+    });
+  }
+  const fitted = new ResizeObserver((seen) => seen.forEach((one) => all(".chart", one.target).forEach(layOut)));
+  all(".fitted").forEach((box) => fitted.observe(box));
+
   // Tips: by pointer and by touch.
   const tip = byId("tip");
   function show(event) {

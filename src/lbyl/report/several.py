@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lbyl import __version__
 from lbyl.errors import LbylError
 from lbyl.report.charts import Chart, looks, scatter_chart
+from lbyl.report.html import write_page
 from lbyl.report.numbers import size
-from lbyl.report.page import page_part, page_template
 from lbyl.report.tradeoff import pareto
 from lbyl.result import Result
-from lbyl.torchkit.files import whole_file
+from lbyl.sweep.recommend import KEEP, recommend
 from lbyl.torchkit.format import human, percent
 
 COSTS = {"macs": "Multiply–adds", "parameters": "Parameters", "bytes": "Size of weights"}
@@ -52,27 +50,20 @@ class Run:
 
 def write_several(runs: Sequence[Run], path: str | Path) -> Path:
     """Write one self-contained HTML file that compares several compressions."""
-    path = Path(path)
-    if path.is_dir():
-        raise LbylError(f"{path} is a directory; give the report a file name such as report.html")
     if len(runs) < 2:
         raise LbylError("a comparison needs at least two compressions")
     known = [run for run in runs if run.kept is not None]
-    text = page_template("several.html").render(
+    return write_page(
+        "several.html",
+        path,
         runs=[_row(run) for run in runs],
         charts=[_chart(key, known) for key in COSTS] if known else [],
         methods=looks([run.name for run in known]),
         layers=_layers(runs),
         names=[run.name for run in runs],
-        best=_recommended(known),
-        version=__version__,
-        made=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        style=page_part("style.css"),
-        script=page_part("script.js"),
+        advice=_advice(known),
+        tabs=[("tradeoff", "Trade-off"), ("layers", "Layers"), ("repeat", "Repeat")],
     )
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return path
 
 
 def _row(run: Run) -> dict[str, Any]:
@@ -102,11 +93,18 @@ def _chart(key: str, runs: Sequence[Run]) -> Chart:
     return scatter_chart(title, f"{COSTS[key]}, % of the original", points, front, None)
 
 
-def _recommended(runs: Sequence[Run]) -> str | None:
-    """The run that is furthest above the straight way from everything to nothing."""
+def _advice(runs: Sequence[Run]) -> tuple[str, str] | None:
+    """Which run to pick, by the rule that a sweep goes by, and why."""
     if len(runs) < 2:
         return None
-    return max(runs, key=lambda run: (run.kept or 0.0) - run.cost("macs")).name
+    index = recommend([(run.cost("macs"), run.kept) for run in runs])
+    if index is not None:
+        return runs[index].name, f"is the smallest that keeps {percent(KEEP)} of the accuracy"
+    most = max(runs, key=lambda run: run.kept or 0.0)
+    return (
+        most.name,
+        f"keeps most, {percent(most.kept)} of the accuracy; none keeps {percent(KEEP)}",
+    )
 
 
 def _layers(runs: Sequence[Run]) -> list[dict[str, Any]]:

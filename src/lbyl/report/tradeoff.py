@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lbyl import __version__
 from lbyl.errors import LbylError
 from lbyl.report.charts import Chart, looks, scatter_chart, series_names
+from lbyl.report.html import write_page
 from lbyl.report.numbers import finite, short
-from lbyl.report.page import page_part, page_template
 from lbyl.sweep.recommend import KEEP, recommended_row
-from lbyl.torchkit.files import whole_file
 from lbyl.torchkit.format import percent
 
 Rows = Sequence[Mapping[str, Any]]
@@ -38,25 +35,20 @@ class Trial:
 
 def write_tradeoff(rows: Rows, path: str | Path) -> Path:
     """Write one self-contained HTML file about the rows of a sweep."""
-    path = Path(path)
-    if path.is_dir():
-        raise LbylError(f"{path} is a directory; give the report a file name such as sweep.html")
     done = [row for row in rows if not row.get("failed")]
     if not done:
         raise LbylError("this sweep has no finished row to draw")
-    networks = dict.fromkeys((str(row["model"]), row.get("weights")) for row in done)
-    text = page_template("tradeoff.html").render(
-        networks=[_network(i, name, done) for i, name in enumerate(networks)],
+    names = dict.fromkeys((str(row["model"]), row.get("weights")) for row in done)
+    networks = [_network(i, name, done) for i, name in enumerate(names)]
+    return write_page(
+        "tradeoff.html",
+        path,
+        "sweep.html",
+        networks=networks,
         failed=[row for row in rows if row.get("failed")],
         count=len(done),
-        version=__version__,
-        made=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        style=page_part("style.css"),
-        script=page_part("script.js"),
+        tabs=[(network["id"], network["name"]) for network in networks],
     )
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return path
 
 
 def _network(index: int, name: tuple[str, str | None], rows: Rows) -> dict[str, Any]:
@@ -76,10 +68,10 @@ def _network(index: int, name: tuple[str, str | None], rows: Rows) -> dict[str, 
         "title": title,
         "methods": looks(list(dict.fromkeys(t.name for t in trials))),
         "charts": [_chart(cost, title, trials, fronts[cost], original) for cost in kinds],
+        "seeds": len({row["seed"] for row in own}) > 1,
         "costs": {cost: COSTS[cost] for cost in kinds},
         "trials": [
-            {"trial": t, "best": [COSTS[c] for c in kinds if i in fronts[c]]}
-            for i, t in enumerate(trials)
+            {"trial": t, "best": [c for c in kinds if i in fronts[c]]} for i, t in enumerate(trials)
         ],
     }
 
