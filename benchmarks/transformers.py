@@ -131,7 +131,8 @@ def measure(
     example = real[0][:2]
     figures: dict[str, Any] = {}
     for text in texts:
-        data = count if text == WRITTEN else real
+        # A number that is asked for is all that is written, for refinement as well.
+        data = real if text != WRITTEN else None if count == TEXTS else count
         prepared = lbyl.prepare(model, example, data=data, include=LAYERS)
         figures[text] = {}
         for name, slim in ways(prepared, refine).items():

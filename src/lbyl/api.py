@@ -32,7 +32,7 @@ from lbyl.planning.ratio import check_ratio, kept_count
 from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
 from lbyl.restoring.error_terms import error_terms, moment_ware
 from lbyl.restoring.forecast import Forecast
-from lbyl.restoring.refine import Refinement, Steps, check_steps, own_inputs
+from lbyl.restoring.refine import ROUNDS, Refinement, Steps, check_steps, own_inputs
 from lbyl.restoring.refine import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
 from lbyl.restoring.sequential import fit_sequentially
@@ -424,7 +424,7 @@ class Prepared:
         elif self.data == "inversion":
             inputs = self.fresh.endless_from(self.inverted)
         else:
-            inputs = self.fresh.endless()
+            inputs = self.fresh.endless(steps if isinstance(steps, int) else sum(ROUNDS))
         return refine_in_place(
             self.model,
             slim,

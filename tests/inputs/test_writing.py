@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.inputs import writing
+from lbyl.inputs import batches, writing
 from lbyl.inputs.batches import FreshInputs
 from lbyl.inputs.loader import own_batches
 from lbyl.inputs.writing import find_author, gap_token, sample
@@ -290,6 +290,19 @@ def test_collecting_judging_and_refining_use_texts_that_differ() -> None:
     held = {tuple(row) for row in next(steps).tolist()}
     assert all(held.isdisjoint(map(tuple, next(steps).tolist())) for _ in range(5))
     assert held <= rows
+
+
+@pytest.mark.usefixtures("short")
+def test_many_steps_of_refinement_get_texts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MOST_TEXTS", 2 * writing.SEQUENCES)
+    fresh = FreshInputs(randomise(Cached()), ids(), seed=0)
+    rows = {tuple(row) for row in torch.cat(list(fresh.collection().batches)).tolist()}
+    steps = fresh.endless(10_000)
+    seen = [tuple(row) for _ in range(3) for row in next(steps).tolist()]
+    assert rows.isdisjoint(seen) and len(set(seen)) > writing.SEQUENCES
+    # A number of texts that was asked for holds for refinement, too.
+    asked = FreshInputs(fresh.model, fresh.example_inputs, seed=0, count=writing.SEQUENCES)
+    assert all(tuple(row) in rows for row in next(asked.endless(10_000)).tolist())
 
 
 @pytest.mark.usefixtures("short")

@@ -53,6 +53,7 @@ AHEAD_PIXELS = 1 << 25  # of images no larger than these in all
 STEP, FEWEST = 8, 64  # a step of refinement runs an eighth, but so many at least
 JUDGED = 4  # of texts that are written so many times fewer are for judging, and the forecast
 STEP_TOKENS = 2048  # of written text in a step of refinement
+SEEN, MOST_TEXTS = 2, 1024  # how often its steps see a text, where so many can be written for them
 LISTED = 32  # images for detectors, which make them large
 LISTED_BATCH = 4
 LEAST_BATCH = 8  # of fewer inputs BatchNorm has no statistics of its own worth the name
@@ -186,19 +187,38 @@ class FreshInputs:
         batches = _split(texts, len(_first(texts)), rows)
         return InputBatches(batches, len(batches), True, self.author.kind, seconds)
 
-    def endless(self) -> Iterator[Inputs]:
+    def endless(self, steps: int = 1) -> Iterator[Inputs]:
         """Further batches for refinement, drawn anew as long as they are asked for.
 
         Several are drawn at once: what one drawing takes hardly depends on how many it makes.
-        Texts that were written are used again, in another order each time.
+        Texts are written for about so many `steps`, and used again in another order each time.
         """
         if self._writes:
-            yield from self.endless_from(self.collection())
+            yield from self.endless_from(self._texts_for(steps))
         count = self._step_count()
         pixels = count * math.prod(example_shape(self.example_inputs)[1:])
         ahead = max(1, min(AHEAD, AHEAD_PIXELS // max(1, pixels)))
         for draw in itertools.count(2):
             yield from self._draw(count * ahead, draw, count).batches
+
+    def _texts_for(self, steps: int) -> InputBatches:
+        """Texts to refine on: others than were collected on where a cache makes them cheap.
+
+        To write a token is one pass over it and to learn from it are four, so that texts that are
+        seen twice take an eighth of the time; seen more often they are learnt by heart.
+        """
+        assert self.author is not None
+        wanted = min(MOST_TEXTS, steps * self._step_count() // SEEN)
+        if self.count is not None or not self.author.writes_with_cache or wanted <= self._total():
+            return self.collection()
+        if wanted not in self._further:
+            self._further[wanted] = self.author.write(wanted, self.seed + 2, self.progress)
+        return self._texts(self._further[wanted], {})
+
+    @cached_property
+    def _further(self) -> dict[int, Inputs]:
+        """Texts for refinement by their number."""
+        return {}
 
     def endless_from(self, pool: InputBatches) -> Iterator[Inputs]:
         """Batches for refinement out of a pool of inputs, shuffled anew each time round.

@@ -85,9 +85,14 @@ class Author:
         config = getattr(self.model, "config", None)
         told = getattr(config, "max_position_embeddings", None)
         limits = [x for x in (self.text.longest, told) if isinstance(x, int) and x > 1]
-        wanted = LONGEST if self.kind == CAUSAL and takes_cache(self.model) else SHORT
+        wanted = LONGEST if self.writes_with_cache else SHORT
         length = min([wanted, *limits])
         return length if length <= given or self._takes(length) else given
+
+    @property
+    def writes_with_cache(self) -> bool:
+        """Whether each token that is written is read once."""
+        return self.kind == CAUSAL and takes_cache(self.model)
 
     def _takes(self, length: int) -> bool:
         """Whether a text may be so long: some networks say nowhere how many places they have."""
