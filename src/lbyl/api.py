@@ -417,12 +417,12 @@ class Prepared:
         return replace(result, seconds=seconds, fallbacks=fallbacks)
 
     def _refine(self, slim: nn.Module, indices: Mapping[Axis, Tensor], steps: Steps) -> Refinement:
-        """Refine a slim model in place, on procedural inputs or on the user's own."""
+        """Refine a slim model in place, on data-free inputs or on the user's own."""
         second_pass: InputBatches | None = self.fresh.second_pass if self.own is None else None
         if self.own is not None:
             inputs = own_inputs(self.own)
         elif self.data == "inversion":
-            inputs = self.fresh.endless_from(self.inverted)
+            inputs = self.fresh.endless_with(self.inverted)
         else:
             inputs = self.fresh.endless(steps if isinstance(steps, int) else sum(ROUNDS))
         return refine_in_place(

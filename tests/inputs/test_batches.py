@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -83,6 +84,19 @@ def test_collections_and_what_follows_are_drawn_apart() -> None:
     assert len(drawn[1]) == 1024 // batches.SECOND_PASS
     assert len(drawn[2]) == 1024 // batches.STEP
     assert torch.equal(firsts[0], procedural_images(64, (3, 8, 8), seed=5)[0])
+
+
+def test_steps_on_a_pool_see_fresh_inputs_in_turn_and_its_first_batch_never_again() -> None:
+    fresh = FreshInputs(nn.Identity(), torch.zeros(1, 3, 8, 8), seed=5)
+    pool = fresh.collection(400)
+    (images,) = pool.batches
+    seen = list(itertools.islice(fresh.endless_with(pool), 13))
+    assert torch.equal(seen[0], images[: len(seen[0])])
+    rows = {tuple(row) for row in images[len(seen[0]) :].flatten(1).tolist()}
+    for step, batch in enumerate(seen[1:]):
+        of_pool = [tuple(row) in rows for row in batch.flatten(1).tolist()]
+        assert all(of_pool) if step % 2 == 0 else not any(of_pool)
+    assert all(torch.equal(a, b) for a, b in zip(seen[2::2], fresh.endless()))
 
 
 # ---------------------------------------------------------------------------------- detectors

@@ -235,6 +235,15 @@ class FreshInputs:
             for rows in order.split(size)[: max(1, len(order) // size)]:
                 yield tree_map_only(Tensor, partial(_rows, rows=rows, total=total), inputs)
 
+    def endless_with(self, pool: InputBatches) -> Iterator[Inputs]:
+        """Batches out of a pool in turn with fresh ones: steps never run out of what is new.
+
+        The first is out of the pool, and handed out once only.
+        """
+        own = self.endless_from(pool)
+        yield next(own)
+        yield from itertools.chain.from_iterable(zip(own, self.endless()))
+
     def _total(self) -> int:
         """How many inputs a collection has unless others are asked for."""
         if _takes_lists(self.example_inputs):
