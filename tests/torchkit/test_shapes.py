@@ -63,18 +63,44 @@ class Looking(nn.Module):
     def __init__(self, at: str) -> None:
         super().__init__()
         self.layer, self.at = nn.Linear(4, 4), at
+        self.strides = torch.tensor([2.0, 4.0])
+        self.register_buffer("held", torch.tensor([2.0, 4.0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        looked = {"nothing": 1, "constants": torch.tensor(2) + 1, "values": x.sum() + 1}[self.at]
-        out: Tensor = self.layer(x) * int(looked)
+        looked = {
+            "nothing": lambda: 1,
+            "constants": lambda: torch.tensor(2) + 1,
+            "kept constants": lambda: next(iter(self.strides.flip(0))) / 2,
+            "sizes": lambda: len(torch.arange(9, device=x.device)[::2].nonzero()),
+            "numbers": lambda: len(x.new_full((3, 1), self.strides[0])),
+            "changed constants": self.changed,
+            "buffers": lambda: self.held[0],
+            "chance": lambda: torch.rand(1) + 1,
+            "values": lambda: x.sum() + 1,
+        }[self.at]
+        out: Tensor = self.layer(x) * int(looked())  # type: ignore[no-untyped-call]
         return out
 
+    def changed(self) -> Tensor:
+        constant = torch.ones(2)
+        shared = constant[:1]
+        constant += 1
+        return shared
 
-@pytest.mark.parametrize(
-    ("at", "ran"), [("nothing", "meta"), ("constants", "fake"), ("values", "real")]
-)
+
+WAYS = {"nothing": "meta", "constants": "meta", "kept constants": "meta", "sizes": "meta"}
+WAYS |= {"numbers": "meta", "changed constants": "real", "buffers": "real"}
+WAYS |= {"chance": "real", "values": "real"}
+
+
+@pytest.mark.parametrize(("at", "ran"), WAYS.items())
 def test_a_network_runs_on_as_little_as_it_needs(at: str, ran: str) -> None:
-    assert record(Looking(at), torch.ones(1, 4)).ran == ran
+    model = Looking(at)
+    found = record(model, torch.ones(1, 4))
+    assert found.ran == ran
+    factor = next(c for c in found.calls if c.op in ("mul", "__mul__")).args[1]
+    assert factor == {"constants": 3, "kept constants": 2, "sizes": 4, "numbers": 3}.get(at, factor)
+    assert torch.equal(model.strides, torch.tensor([2.0, 4.0]))
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

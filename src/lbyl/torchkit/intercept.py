@@ -6,7 +6,7 @@ modules, and the network is the same during a run as before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,13 @@ def as_linear(func: Function, args: tuple[Any, ...]) -> tuple[Function, tuple[An
     if turned and other.stride() == weight.stride()[::-1]:
         return F.linear, (x, weight)
     return func, args
+
+
+def changes_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of this name changes its first argument: `add_`, `x[i] = y`."""
+    augmented = name.startswith("__i") and name not in ("__invert__", "__int__", "__index__")
+    method = name.endswith("_") and not name.endswith("__")
+    return method or augmented or name == "__setitem__" or bool(kwargs.get("inplace"))
 
 
 class Interceptor(TorchFunctionMode):

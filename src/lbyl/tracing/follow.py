@@ -44,6 +44,8 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
         run = record(weightless_copy(model, {}), inputs, flow.record.ran, spare=True, training=True)
     except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
         run = error.record
+    if not run.failed and not silent & set(run.parameters.values()):
+        return  # training runs them no more than evaluation does
     aside = propagate(Flow(run, flow.atoms, grouped=flow.grouped, residual=flow.residual))
     names = [run.parameters.get(value) for value in run.failed]
     aside.pin_all(run.failed if silent & set(names) else [], "it is read in training only")

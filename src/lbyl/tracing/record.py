@@ -10,6 +10,7 @@ by a dispatch mode, and marked as unrecorded.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
 from lbyl.torchkit.caches import forgetful
 from lbyl.torchkit.copies import deep_copy
-from lbyl.torchkit.intercept import Function, Interceptor
+from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.shapes import Shapes
 from lbyl.torchkit.surroundings import module_hooks, one_thread
@@ -124,12 +125,49 @@ def _sampled(given: Mapping[str, Any]) -> torch.Size | None:
     return torch.Size([*x.shape[:2], *grid.shape[1:-1]]) if fits else None
 
 
+def _over_last(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what a norm over the last dimensions gives; None where tensors do not fit."""
+    x, over = given["input"], given.get("normalized_shape")
+    if not isinstance(over, (tuple, list)) or tuple(x.shape[-len(over) :]) != tuple(over):
+        return None
+    parts = (given.get("weight"), given.get("bias"))
+    fits = all(tuple(p.shape) == tuple(over) for p in parts if isinstance(p, Tensor))
+    return x.shape if fits else None
+
+
+def _resized(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what `interpolate` gives; None where it is asked for in any other way."""
+    x, size, scale = given["input"], given.get("size"), given.get("scale_factor")
+    dims, asked = x.dim() - 2, scale if size is None else size
+    if dims < 1 or (size is None) == (scale is None) or given.get("recompute_scale_factor"):
+        return None
+    numbers: list[Any] = [asked] * dims if isinstance(asked, (int, float)) else [*(asked or ())]
+    plain = len(numbers) == dims and all(isinstance(one, (int, float)) for one in numbers)
+    if not plain or not x.is_contiguous():  # laid out otherwise, it stays so
+        return None
+    if size is None:
+        numbers = [math.floor(float(n) * one) for n, one in zip(x.shape[2:], numbers)]
+    return torch.Size([*x.shape[:2], *numbers]) if min(numbers) > 0 else None
+
+
+def _multiplied(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what `linear` gives; None where its tensors do not fit."""
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    fits = weight.dim() == 2 and x.dim() > 0 and x.shape[-1] == weight.shape[1]
+    fits = fits and (bias is None or tuple(bias.shape) == (weight.shape[0],))
+    fits = fits and x.dtype == weight.dtype
+    return torch.Size([*x.shape[:-1], weight.shape[0]]) if fits else None
+
+
 # Functions that torch takes long to find the shapes of: names of arguments, and the shape.
 KNOWN_SHAPES: dict[
     Function, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], torch.Size | None]]
 ] = {
     F.batch_norm: (("input", *BATCH_NORM), _normalised),
     F.grid_sample: (("input", "grid"), _sampled),
+    F.layer_norm: (("input", "normalized_shape", "weight", "bias"), _over_last),
+    F.interpolate: (("input", "size", "scale_factor", "mode"), _resized),
+    F.linear: (("input", "weight", "bias"), _multiplied),
 }
 
 
@@ -264,7 +302,7 @@ class Recorder(Interceptor):
             [c for c in run.calls if (c.name, c.module) == (name, self.modules[-1])]
             for run in (self.record, self.before)
         )
-        if len(made) >= len(kept) or _in_place(name, kept[len(made)].kwargs):
+        if len(made) >= len(kept) or changes_in_place(name, kept[len(made)].kwargs):
             return None
         call = kept[len(made)]
         if len(call.inputs) != len(inputs):
@@ -288,7 +326,7 @@ class Recorder(Interceptor):
         produced = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
         if name == "__setitem__":
             produced = [args[0]]
-        if _in_place(name, kwargs):
+        if changes_in_place(name, kwargs):
             for tensor in produced:
                 self._mutate(tensor)
         outputs = [self.number(x) for x in produced]
@@ -370,12 +408,6 @@ def _moves_data(func: Callable[..., Any]) -> bool:
     return name.split(".")[-2:-1] in (["T"], ["mT"], ["H"], ["mH"], ["data"], ["real"], ["imag"])
 
 
-def _in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
-    augmented = name.startswith("__i") and name not in ("__invert__", "__int__", "__index__")
-    method = name.endswith("_") and not name.endswith("__")
-    return method or augmented or name == "__setitem__" or bool(kwargs.get("inplace"))
-
-
 def _storage(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
@@ -433,8 +465,11 @@ def _run(
     before: Record | None = None,
 ) -> Record:
     model = model if spare else _twin(model)
-    shapes = Shapes(device_of(model)) if on == "meta" else None
-    recorder = Recorder(parameter_names(model), on, shapes, before)
+    names = parameter_names(model)
+    shapes = Shapes(device_of(model), names) if on == "meta" else None
+    if shapes is not None:
+        shapes.expect([*model.parameters(), *model.buffers()])
+    recorder = Recorder(names, on, shapes, before)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluation_mode(model))
@@ -451,7 +486,7 @@ def _run(
         stack.enter_context(_DispatchWatcher(recorder))
         stack.enter_context(_module_names(model, recorder))
         if shapes is not None:
-            inputs = tree_map_only(Tensor, shapes.empty, inputs)
+            inputs = tree_map_only(Tensor, shapes.ignore, inputs)
             stack.enter_context(shapes)
         stack.enter_context(recorder)
         try:
