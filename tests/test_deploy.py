@@ -76,6 +76,12 @@ def test_every_step_has_its_row_and_the_report_shows_them(slim: Path) -> None:
     agreements = {row["network"]: row["agreement"] for row in rows}
     assert agreements["original"] == 1 and 0.5 < agreements["slim"] < 1
     assert agreements["int8"] == pytest.approx(agreements["slim"], abs=0.06)
+    kept = {row["network"]: row["kept"] for row in rows}
+    told = json.loads((slim / "plan.json").read_text())["result"]["forecast"]
+    assert kept["original"] == [1, 1, 1]
+    assert kept["slim"] == pytest.approx([told["kept"], told["low"], told["high"]])
+    low, high = kept["int8"][1:]
+    assert low < kept["int8"][0] <= high and kept["int8"][0] == pytest.approx(told["kept"], abs=0.1)
     page = (slim / "report.html").read_text()
     assert all(text in page for row in step_texts(rows) for text in row)
 
@@ -161,7 +167,7 @@ def test_a_compiled_network_has_a_row_where_there_is_a_compiler() -> None:
             {"original": model}, {}, x, Forecaster(model, [x]), compiled=True, repeats=2
         )
     assert [step.runtime for step in steps] == ["PyTorch", "compiled"] and not notes
-    assert [step.agreement for step in steps] == [1, 1] and model.training
+    assert [step.forecast.agreement for step in steps if step.forecast] == [1, 1] and model.training
 
 
 def test_calibration_takes_the_first_inputs_and_no_more() -> None:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from lbyl.errors import LbylError
 from lbyl.export import check_onnx, export_onnx, onnx_feed, onnx_session, silence
 from lbyl.latency import Timing, running, take_turns
-from lbyl.restoring.forecast import Forecaster
+from lbyl.restoring.forecast import Forecast, Forecaster
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.files import whole_file
 from lbyl.torchkit.format import first_line, human, percent
@@ -175,17 +175,20 @@ class Step:
     runtime: str
     bytes: int
     timing: Timing
-    agreement: float | None  # with the original; None where outputs are no answers
+    forecast: Forecast | None  # None where answers could not be compared
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, times in seconds."""
         low, high = self.timing.quartiles
         times = {"median": self.timing.median, "low": low, "high": high}
         named = {"network": self.network, "runtime": self.runtime, "bytes": self.bytes}
-        return {**named, **times, "agreement": self.agreement}
+        told = self.forecast
+        agreement = None if told is None else told.agreement
+        kept = None if told is None or told.kept is None else [told.kept, told.low, told.high]
+        return {**named, **times, "agreement": agreement, "kept": kept}
 
 
-HEADINGS = ("one input on this CPU", "size", "agrees", "median", "quartiles")
+HEADINGS = ("one input on this CPU", "size", "keeps about", "median", "quartiles")
 
 
 def step_texts(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -195,7 +198,7 @@ def step_texts(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             [
                 f"{step['network']}, {step['runtime']}",
                 f"{human(step['bytes'])}B",
-                percent(step["agreement"]),
+                _kept_text(step),
                 f"{1e3 * step['median']:.2f} ms",
                 f"{1e3 * step['low']:.2f}–{1e3 * step['high']:.2f}",
             ]
@@ -203,6 +206,15 @@ def step_texts(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise LbylError(f"the table of steps is damaged: {first_line(error)}") from error
+
+
+def _kept_text(step: Mapping[str, Any]) -> str:
+    """The accuracy kept with its bounds, or else how many answers are equal."""
+    if step.get("kept") is not None:
+        kept, low, high = step["kept"]
+        return percent(kept) if low == high else f"{percent(kept)} ({percent(low)}–{percent(high)})"
+    agreement = step["agreement"]
+    return percent(agreement) if agreement is None else f"{percent(agreement)} agree"
 
 
 def measure_steps(
@@ -218,11 +230,12 @@ def measure_steps(
     """A row for every network in every runtime, timed on the CPU, all of them in turns.
 
     `models` are networks of PyTorch and `files` ONNX files, by the same names. Those named alike
-    compute the same, so their answers are compared with the original's once.
+    compute the same, so their answers are compared with the original's once; a file of another
+    name was made from the last of the models.
     """
     home = {name: device_of(model) for name, model in models.items()}
     inputs = tree_map_only(Tensor, lambda x: x.cpu(), example_inputs)
-    agreements = _agreements(models, files, forecaster, threads)
+    told = _forecasts(models, files, forecaster, threads)
     with ExitStack() as stack:
         for name, model in models.items():
             stack.callback(model.to, home[name])
@@ -238,7 +251,7 @@ def measure_steps(
             runners[name, "ONNX Runtime"] = _session_run(path, inputs, threads)
         timed = take_turns(runners, torch.device("cpu"), repeats)
     return [
-        Step(name, runtime, _size(models, files, name, runtime), timing, agreements[name])
+        Step(name, runtime, _size(models, files, name, runtime), timing, told[name])
         for (name, runtime), timing in timed.items()
     ]
 
@@ -259,24 +272,27 @@ def table_of_steps(
     return [step.to_dict() for step in steps]
 
 
-def _agreements(
+def _forecasts(
     models: Mapping[str, nn.Module],
     files: Mapping[str, Path],
     forecaster: Forecaster,
     threads: int | None,
-) -> dict[str, float | None]:
-    alike = replace(forecaster, by_batch=False)  # no BatchNorm of an ONNX file can be looked at
-    found: dict[str, float | None] = {}
+) -> dict[str, Forecast | None]:
+    """What each keeps of the original's accuracy, by name."""
+    found: dict[str, Forecast | None] = {}
+    last = list(models.values())[-1]
     for name in [*models, *(name for name in files if name not in models)]:
-        if models.get(name) is forecaster.model:
-            found[name] = 1.0
-            continue
-        other = models[name] if name in models else OnnxNetwork(files[name], threads)
         try:
-            found[name] = alike(other).agreement
+            if name in models:
+                found[name] = forecaster(models[name])
+            else:
+                found[name] = forecaster(OnnxNetwork(files[name], threads), made_from=last)
         except Exception as error:  # a runtime may refuse a batch that PyTorch takes
             note(f"{name}: answers were not compared: {first_line(error)}")
             found[name] = None
+        told = found[name]
+        if told is not None and told.kept is not None and models.get(name) is forecaster.model:
+            found[name] = replace(told, kept=1.0, low=1.0, high=1.0)  # nothing was done to it
     return found
 
 

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import lbyl
 from lbyl.models import resolve
@@ -178,3 +178,29 @@ def test_a_budget_of_accuracy_needs_answers_and_an_accuracy_that_can_be_kept() -
         lbyl.compress(model, torch.randn(2, 6), lbyl.Budget(keep=0.9))
     with pytest.raises(lbyl.LbylError, match=r"keep is 1\.5"):
         lbyl.Budget(keep=1.5)
+
+
+class Noisy(nn.Module):
+    """Runs like a file of another runtime: nothing of it can be looked into."""
+
+    def __init__(self, model: nn.Module, noise: float) -> None:
+        super().__init__()
+        self.run, self.noise = [model], noise  # a list hides the network's modules
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.run[0](x)
+        torch.manual_seed(0)
+        return out + self.noise * out.std() * torch.randn_like(out)
+
+
+def test_what_can_only_be_run_is_forecast_by_the_network_it_was_made_from(
+    prepared: lbyl.Prepared,
+) -> None:
+    judge = prepared.judges.forecaster
+    assert judge.by_batch
+    slim = prepared.compress({"*": 0.3}, method="lbyl").model
+    told = [judge(Noisy(slim, noise), made_from=slim) for noise in (0.0, 0.3, 1.0)]
+    assert told[0] == judge(slim)
+    kept = [forecast.kept for forecast in told]
+    assert kept == sorted(kept, reverse=True) and kept[2] < kept[0]
+    assert judge(Noisy(prepared.model, 0.0), made_from=prepared.model) == judge(prepared.model)

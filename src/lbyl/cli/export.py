@@ -10,7 +10,7 @@ from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
 from lbyl.cli.files import DEPLOYMENT, origin
 from lbyl.cli.screen import Screen, bold, table
-from lbyl.cli.setup import build, check_writable
+from lbyl.cli.setup import build, check_writable, prepare
 from lbyl.deploy import HEADINGS, quantise_onnx, step_texts, table_of_steps
 from lbyl.export import (
     check_executorch,
@@ -21,10 +21,8 @@ from lbyl.export import (
     export_openvino,
     export_program,
 )
-from lbyl.inputs.batches import FreshInputs
 from lbyl.models import Network, resolve
 from lbyl.models.sources import source_of
-from lbyl.restoring.forecast import Forecaster
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.format import human
 from lbyl.torchkit.surroundings import own_randomness
@@ -45,7 +43,7 @@ Tolerance = Annotated[
 ]
 INT8 = "Also write FILE.int8.onnx, calibrated without data, and tell what every step gives."
 Int8 = Annotated[bool, o.output_option("--int8", help=INT8)]
-STEPS = "Tell size, time and agreement of every step, timed in turns."
+STEPS = "Tell size, time and forecast of every step, timed in turns."
 Steps = Annotated[bool, o.output_option("--steps", help=STEPS)]
 COMPILED = "Time torch.compile too, which takes a minute or more to compile."
 Compiled = Annotated[bool, o.output_option("--compiled", help=COMPILED)]
@@ -117,19 +115,19 @@ def _steps(
     made: dict[str, Any] = {}
     before = _before(network)
     first = network if before is None else before
-    fresh = FreshInputs(first.model, first.example, seed)
+    prepared = prepare(screen, first, seed=seed)
     name = "original" if before is None else "slim"
     models = {"original": first.model} | ({} if before is None else {"slim": network.model})
     files = {name: out}
     if int8:
         files["int8"] = out.with_suffix(".int8.onnx")
         with screen.stage("quantising"):
-            quantise_onnx(out, files["int8"], list(fresh.collection().batches))
+            quantise_onnx(out, files["int8"], list(prepared.fresh.collection().batches))
         made |= {"int8": str(files["int8"]), "int8_bytes": files["int8"].stat().st_size}
     with screen.stage("timing every step"), noting() as notes:
-        told = Forecaster(first.model, fresh.forecasting)
+        judge = prepared.judges.forecaster
         rows = table_of_steps(
-            models, files, network.example, told, compiled=compiled, threads=threads
+            models, files, network.example, judge, compiled=compiled, threads=threads
         )
     return made | {DEPLOYMENT: rows, "notes": list(notes)}
 

@@ -207,8 +207,12 @@ class Forecaster:
     def _inputs(self) -> int:
         return sum(len(out[0]) for out in self._outputs if out)
 
-    def __call__(self, slim: nn.Module) -> Forecast:
-        """What `slim` keeps of the original's accuracy."""
+    def __call__(self, slim: nn.Module, made_from: nn.Module | None = None) -> Forecast:
+        """What `slim` keeps of the original's accuracy.
+
+        Where it can be run and no more, as a file of another runtime, `made_from` is the network
+        that it was made from, whose BatchNorms can be asked.
+        """
         theirs = _Answers([], [])
         for batch in self._used:
             theirs.add(slim, batch)
@@ -226,12 +230,28 @@ class Forecaster:
             error = float(torch.cat([relative_error(t, s) for t, s in pairs]).mean())
             return Forecast(agreement, error, None, None, None, self._inputs, self.source)
         divergence = float(kl(teacher, student, self._temperature).mean())
-        if self.by_batch:
-            teacher, student = self._scores_by_batch, _joined(outputs(slim, self._used, True))
-            assert teacher is not None and student is not None  # as they were in use
-        signs = Signs(agreement, divergence, correlation(teacher, student))
+        signs = Signs(agreement, divergence, self._correlation(slim, student, made_from))
         kept, low, high = (OWN if self.source == "own" else FRESH)(signs)
         return Forecast(agreement, divergence, kept, low, high, self._inputs, self.source)
+
+    def _correlation(self, slim: nn.Module, scores: Tensor, made_from: nn.Module | None) -> float:
+        """Of `slim`, which gave `scores`, with the original."""
+        assert self._scores is not None
+        if not self.by_batch:
+            return correlation(self._scores, scores)
+        if made_from is None:
+            return self._correlation_by_batch(slim)
+        # What a runtime adds has nothing to do with what was lost before: correlations multiply.
+        before = _joined(outputs(made_from, self._used, False))
+        assert before is not None  # it gives what the file gives
+        return self._correlation_by_batch(made_from) * correlation(before, scores)
+
+    def _correlation_by_batch(self, slim: nn.Module) -> float:
+        if slim is self.model:
+            return 1.0
+        teacher, student = self._scores_by_batch, _joined(outputs(slim, self._used, True))
+        assert teacher is not None and student is not None  # as they were in use
+        return correlation(teacher, student)
 
 
 @dataclass
