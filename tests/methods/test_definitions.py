@@ -132,6 +132,23 @@ def test_zeros_neither_give_nor_receive(bias: bool) -> None:
     assert bool((matrix[[4, 5, 7]] != 0).sum(1).eq(1).all())
 
 
+@pytest.mark.parametrize("normed", [True, False])
+def test_where_all_that_stay_are_zeros_nothing_is_given(normed: bool) -> None:
+    norm = nn.BatchNorm1d(4) if normed else nn.Identity()
+    model = nn.Sequential(nn.Linear(5, 4, bias=False), norm, nn.ReLU(), nn.Linear(4, 3)).eval()
+    with torch.no_grad():
+        model[0].weight[:2] = 0
+    weights = unit_weights(lbyl.trace(model, torch.zeros(1, 5)), model)["0"]
+    method = lbyl.methods.NeuronMerging(threshold=-1.0)
+    assert not bool(method.deliver(weights, torch.arange(2), None).matrix[2:].any())
+    if normed:
+        with torch.no_grad():
+            model[0].weight[:2] = 1
+            norm.weight[:2] = 0  # switched off, all of them
+        weights = unit_weights(lbyl.trace(model, torch.zeros(1, 5)), model)["0"]
+        assert not bool(method.deliver(weights, torch.arange(2), None).matrix[2:].any())
+
+
 @pytest.mark.parametrize(("normed", "limit"), [(True, 0.1), (False, 0.45)])
 def test_who_is_less_alike_than_the_limit_gives_nothing(normed: bool, limit: float) -> None:
     for cosine, given in ((limit + 0.01, True), (limit - 0.01, False)):

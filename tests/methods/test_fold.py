@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.graph.weights import unit_weights
-from lbyl.methods.fold import _distances, _gain, k_means
+from lbyl.methods import fold
+from lbyl.methods.fold import (
+    _distances,
+    _filled,
+    _gain,
+    _gram,
+    _lloyd,
+    _made,
+    _spread_starts,
+    k_means,
+)
 from lbyl.planning.plan import Plan
 from support.networks import NETWORKS, build, example, randomise
 
@@ -214,3 +224,102 @@ def test_where_channels_differ_in_size_readers_are_summed_and_nothing_is_average
 def test_without_restarts_is_refused() -> None:
     with pytest.raises(lbyl.LbylError, match="restarts"):
         lbyl.methods.Fold(restarts=0)
+
+
+def test_features_are_what_makes_and_what_reads_a_channel() -> None:
+    """Filters over the deviation, γ and β, or filters with their bias; then the consumers."""
+    model = build("chain", 3)
+    weights = unit_weights(lbyl.trace(model, example("chain")), model)["0"]
+    norm = model[1]
+    sigma = (norm.running_var.double() + norm.eps).sqrt()
+    wanted = [
+        model[0].weight.flatten(1).double() / sigma[:, None],
+        norm.weight.double()[:, None],
+        norm.bias.double()[:, None],
+    ]
+    for found, part in zip(_made(weights), wanted, strict=True):
+        torch.testing.assert_close(found, part.detach())
+    plain = build("biased", 3)
+    weights = unit_weights(lbyl.trace(plain, example("biased")), plain)["0"]
+    (found,) = _made(weights)
+    rows = torch.cat([plain[0].weight.flatten(1), plain[0].bias[:, None]], 1)
+    torch.testing.assert_close(found, rows.detach().double())
+
+
+def test_features_are_centred_before_they_are_multiplied() -> None:
+    features = torch.randn(6, 4).double()
+    far = _gram(features + 1e3)
+    torch.testing.assert_close(far, _gram(features), rtol=0, atol=1e-8)
+    centred = features - features.mean(0)
+    torch.testing.assert_close(_gram(features), centred @ centred.T)
+
+
+def cost_of(gram: Tensor, label: Tensor, count: int) -> float:
+    return float(_distances(gram, label, count).gather(1, label[:, None]).sum())
+
+
+def test_of_several_starts_the_best_is_taken() -> None:
+    for seed in range(6):
+        gram = gram_of(torch.randn(30, 3, generator=generator(seed)).double())
+        starts = _spread_starts(gram, 6, 5, generator(seed))
+        ends = [_lloyd(gram, start, 6) for start in starts]
+        found = k_means(gram, 6, 5, generator(seed))
+        assert cost_of(gram, found, 6) == pytest.approx(min(cost_of(gram, e, 6) for e in ends))
+        assert all(cost_of(gram, e, 6) <= cost_of(gram, s, 6) for e, s in zip(ends, starts))
+
+
+def test_starts_are_points_that_differ_as_long_as_there_are_any() -> None:
+    points = torch.randn(5, 3, generator=generator(1)).double().repeat(3, 1)
+    for label in _spread_starts(gram_of(points), 5, 8, generator()):
+        assert bool((label.reshape(3, 5) == label[:5]).all()) and len(label.unique()) == 5
+    for label in _spread_starts(gram_of(points), 7, 8, generator()):
+        assert len(label.unique()) == 7
+
+
+def test_far_points_are_drawn_more_often() -> None:
+    """By the square of their distance to the centres so far."""
+    points = torch.tensor([[0.0], [0.0], [0.0], [1.0], [3.0]]).double()
+    first = {0: 0, 3: 0, 4: 0}
+    for label in _spread_starts(gram_of(points), 2, 4000, generator()):
+        alone = [p for p in (3, 4) if int((label == label[p]).sum()) == 1]
+        first[alone[0] if alone else 0] += 1
+    # Of 4000: first a zero (3/5), then 3 or 4 by 1 : 9; first the 1, then a zero or the 3 by 1:4
+    # each; first the 3, then a zero or the 1 by 9 : 4 each.
+    assert first[4] / 4000 == pytest.approx(0.6 * 0.9 + 0.2 + 0.2 * 4 / 7, abs=0.12)
+
+
+def test_empty_clusters_get_the_farthest_point_of_a_larger_one() -> None:
+    distance = torch.tensor([[1.0, 9, 9], [5.0, 9, 9], [9.0, 7, 9]]).double()
+    label = _filled(torch.tensor([0, 0, 1]), distance, 3)
+    assert label.tolist() == [0, 2, 1]  # the third is farther, but alone
+    assert _filled(torch.tensor([0, 1, 2]), distance, 3).tolist() == [0, 1, 2]
+    lone = _filled(torch.tensor([0, 0, 0]), distance[:, :1].expand(3, 3), 3)
+    assert sorted(lone.tolist()) == [0, 1, 2] and lone[0] == 0
+
+
+def test_representatives_are_nearest_to_the_means() -> None:
+    points = torch.tensor([[0.0], [1.0], [5.0], [6.5], [9.0]]).double()
+    centred = points - points.mean(0)
+    kept, label = lbyl.methods.Fold()._cluster(gram_of(centred), 2, 0)
+    assert kept.tolist() == [1, 3] or kept.tolist() == [0, 3]
+    assert label.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_the_same_question_is_answered_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = unit_weights(lbyl.trace(build("chain", 8), example("chain")), build("chain", 8))["0"]
+    asked: list[int] = []
+    cluster = lbyl.methods.Fold._cluster
+
+    def told(self: lbyl.methods.Fold, gram: Tensor, count: int, start: int) -> object:
+        asked.append(count)
+        return cluster(self, gram, count, start)
+
+    monkeypatch.setattr(lbyl.methods.Fold, "_cluster", told)
+    monkeypatch.setattr(fold, "_KNOWN", {})
+    monkeypatch.setattr(fold, "REMEMBERED", 2)
+    for count in (3, 3, 4, 3, 4, 5, 3):  # the third question drops the first answer
+        lbyl.methods.Fold().select(weights, count)
+    assert asked == [3, 4, 5, 3] and len(fold._KNOWN) == 2
+    lbyl.methods.Fold(seed=1).select(weights, 3)
+    lbyl.methods.Fold(restarts=2).select(weights, 3)
+    assert asked == [3, 4, 5, 3, 3, 3]

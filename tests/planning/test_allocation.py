@@ -330,6 +330,9 @@ def test_attention_may_be_left_whole() -> None:
     # Channels alone cannot save so much.
     assert "uniform channels" not in search(channels).candidates(0.7)
     assert "uniform channels+qk" in search(channels).candidates(0.7)
+    # Nothing to leave whole but products of queries and keys, in the first of the two.
+    assert "uniform channels+qk" not in search({"fc": 40, "x:qk": 40}).candidates(0.8)
+    assert "uniform channels" in search({"fc": 40, "x:qk": 40}).candidates(0.8)
     plain = search({"fc": 40, "other": 30}).candidates(0.8)
     assert not [name for name in plain if name.startswith("uniform ")]
 
@@ -350,6 +353,17 @@ def test_units_are_dear_by_their_parts_of_harm_and_saving() -> None:
     assert dear({"a": 4.0, "b": 21.0, "c": 0.0}, counts) == ["a"]  # 4/25 · 75/3: four times
     assert dear({"a": 4.0, "b": 21.1, "c": 0.0}, counts) == []
     assert dear({"b": 1.0}, counts) == [] == dear({}, counts) == dear({"a": 1.0}, CHANNELS)
+
+
+def test_a_tenth_of_the_saving_may_be_given_up() -> None:
+    channels = {"a": 100, "b": 20}
+
+    def tried(saved: int) -> bool:
+        counts = {"a": saved, "b": 20 - saved}  # saves a hundred in all
+        found = spare(counts, channels, {"b": 1.0}, lambda c: sum(c.values()), lambda c: 1.0)
+        return len(found.tried) > 0
+
+    assert tried(10) and not tried(11)
 
 
 def test_units_are_spared_one_after_the_other() -> None:

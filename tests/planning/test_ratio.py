@@ -84,3 +84,7 @@ def test_a_pattern_that_fits_nothing_is_refused() -> None:
 def test_a_multiple_of_that_means_nothing_is_refused(step: object) -> None:
     with pytest.raises(lbyl.LbylError, match="multiple_of"):
         counts(graph(), 0.5, step)  # type: ignore[arg-type]
+
+
+def test_every_number_is_a_multiple_of_one() -> None:
+    assert counts(graph(), 0.5, 1) == counts(graph(), 0.5)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import lbyl
 from lbyl.inputs.batches import InputBatches
 from lbyl.restoring.recalibrate import batch_moments, recalibrate
+from lbyl.torchkit.fallbacks import noting
 
 
 def network() -> nn.Sequential:
@@ -93,6 +94,51 @@ def test_what_is_not_finite_moves_nothing() -> None:
     graph = lbyl.trace(model, BATCHES[0])
     slim = copy.deepcopy(model)
     damaged = {"1.running_mean": (torch.full((4,), torch.inf).double(), torch.ones(4).double())}
-    assert recalibrate(model, slim, graph, {}, inputs(False), before=damaged) == 0
+    with noting() as notes:
+        assert recalibrate(model, slim, graph, {}, inputs(False), before=damaged) == 0
+    assert [note.partition(":")[0] for note in notes] == ["1"]
     assert torch.equal(slim[1].running_mean, model[1].running_mean)
     assert recalibrate(model, slim, graph, {}, inputs(False), before={}) == 0
+
+
+def two_norms() -> nn.Sequential:
+    model = nn.Sequential(network(), nn.BatchNorm2d(3, eps=0.3)).double().eval()
+    with torch.no_grad():
+        model[1].running_var.uniform_(0.5, 2.0)
+    return model
+
+
+def test_norms_of_different_sizes_are_moved_each_by_its_own() -> None:
+    model = two_norms()
+    graph = lbyl.trace(model, BATCHES[0])
+    slim = copy.deepcopy(model)
+    with torch.no_grad():
+        slim[0][0].bias += 0.4
+        slim[0][3].weight *= 1.1
+    before = {n: m.clone() for n, m in slim.state_dict().items()}
+    alone = {}
+    for name in ("0.1.running_mean", "1.running_mean"):
+        one = copy.deepcopy(slim)
+        known = batch_moments(model, inputs(False))
+        assert recalibrate(model, one, graph, {}, inputs(False), before={name: known[name]}) == 1
+        alone[name] = one.state_dict()
+    assert recalibrate(model, slim, graph, {}, inputs(False)) == 2
+    for module, name in (("0.1", "0.1.running_mean"), ("1", "1.running_mean")):
+        for part in ("running_mean", "running_var"):
+            found = slim.state_dict()[f"{module}.{part}"]
+            assert torch.equal(found, alone[name][f"{module}.{part}"])
+    assert not torch.equal(slim[1].running_mean, before["1.running_mean"])
+
+
+def test_a_norm_that_is_not_finite_leaves_the_others_their_turn() -> None:
+    model = two_norms()
+    graph = lbyl.trace(model, BATCHES[0])
+    slim = copy.deepcopy(model)
+    with torch.no_grad():
+        slim[0][0].bias += 0.4
+    known = batch_moments(model, inputs(False))
+    mean, variance = known["0.1.running_mean"]
+    known["0.1.running_mean"] = mean * torch.nan, variance
+    assert recalibrate(model, slim, graph, {}, inputs(False), before=known) == 1
+    assert torch.equal(slim[0][1].running_mean, model[0][1].running_mean)
+    assert not torch.equal(slim[1].running_mean, model[1].running_mean)

@@ -232,3 +232,17 @@ def test_a_dead_output_among_others_is_asked_nothing() -> None:
         target = torch.where(was > 1e-6 * was.mean(), was, 1e3)
         found = matched(moments, weight, weight @ moments.mean[:, 0], target)
         torch.testing.assert_close(found.covariance, moments.covariance, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("outputs", [3, 9])
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_units_of_measurement_do_not_matter(outputs: int, scale: float) -> None:
+    moments, weight = random_moments(5), random_weight(outputs, 5)
+    was = ((weight @ moments.covariance) * weight).sum(1)
+    mean, variance = torch.linspace(-1, 1, outputs).double(), 0.7 * was
+    found = matched(moments, weight, mean, variance)
+    larger = Moments(scale * moments.mean, scale**2 * moments.covariance)
+    again = matched(larger, weight, scale * mean, scale**2 * variance)
+    torch.testing.assert_close(again.mean / scale, found.mean)
+    torch.testing.assert_close(again.covariance / scale**2, found.covariance)
+    assert not torch.allclose(found.covariance, moments.covariance, rtol=0.05)

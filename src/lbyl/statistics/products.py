@@ -85,8 +85,7 @@ def query_and_key(
     if k.shape[-3] != q.shape[-3] and q.shape[-3] % k.shape[-3] == 0:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     lead = q.shape[:-2]
-    if k.shape[:-2] != lead:
-        k = k.expand(*lead, *k.shape[-2:])
+    k = k.expand(*lead, *k.shape[-2:])
     if lead.numel() % heads:
         return None
     return q.reshape(-1, heads, *q.shape[-2:]), k.reshape(-1, heads, *k.shape[-2:])

@@ -81,7 +81,7 @@ def _cut_heads(graph: Graph, kept: Kept) -> Iterator[tuple[str, int, int]]:
         attention, indices = unit.attention, kept.get(unit.name)
         if unit.kind != "heads" or unit.masked or attention is None or indices is None:
             continue
-        if attention.sizes is None and len(indices) < unit.channels:
+        if attention.sizes is None:
             for module in dict.fromkeys((attention.module, *attention.called_in)):
                 yield module, len(indices), unit.channels
 
