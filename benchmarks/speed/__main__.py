@@ -61,8 +61,9 @@ def main() -> None:
     where = f"{options.network}, {options.size} px, {options.device}"
     name = f"speed-{options.network}-{kind}"
     if options.what == "choices":
-        rows = choices(model, example, options.only or list(CHOICES), options.profile)
-        print_table(f"From a model to a smaller one: {where}", ["", "s", "× first", "stages"], rows)
+        rows = choices(model, example, options.only or list(CHOICES), options.profile, options.runs)
+        columns = ["", "s", "× first", "first run, s", "stages"]
+        print_table(f"From a model to a smaller one: {where}", columns, rows)
         print("stored in", save_results(f"{name}-choices", {"rows": rows}))
         return
     taken = stages(model, example, options.ratio, options.refine, options.runs)
