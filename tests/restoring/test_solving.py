@@ -7,7 +7,9 @@ import torch
 
 import lbyl
 from lbyl.methods import registry
+from lbyl.methods.base import Rewrite
 from lbyl.planning.plan import Plan
+from lbyl.restoring.correct import known_shift, output_shift
 from lbyl.restoring.rewrite import _silencing_requests
 from lbyl.restoring.solving import Request, Solution, Solver
 from lbyl.statistics import solve
@@ -69,6 +71,27 @@ def test_a_covariance_without_a_factor_is_noted_though_solved_with_others(
     found = [other(request) for request in requests]
     assert any(name in note for note in found[0].notes)
     assert not any(one.notes for one in found[1:])
+
+
+def test_what_is_known_of_a_new_weight_tells_the_same_of_its_output_as_looking_at_it(
+    case: tuple[Solver, list[Request]],
+) -> None:
+    solver, requests = case
+    for request in requests:
+        original = solver._original(request.consumer)
+        assert solver.statistics is not None and original.before is not None
+        moments = solver.statistics.moments[request.consumer.name]
+        rewrite = Rewrite(
+            solver.graph, request.consumer, original.weight, request.columns, {}, {}, moments,
+            original.mixed,
+        )  # fmt: skip
+        new = solver.method.rewrite(rewrite)
+        (found,) = rewrite.found
+        told = known_shift(moments, original.before, found)
+        seen = output_shift(moments, original.weight, new, request.columns)
+        for name in ("mean", "variance", "error", "total"):
+            one, other = getattr(told, name), getattr(seen, name)
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
 
 
 def test_conditions_are_looked_at_outside_and_collected_inside() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,16 @@ class Delivery:
     gain: Tensor | None = None
 
 
+class Found(NamedTuple):
+    """What a method knows of a new weight, of which every tap of every input is a column."""
+
+    weight: Tensor  # as it is returned
+    flat: Tensor  # (outputs, kept rows): the same, arranged
+    rows: Tensor  # of the covariance, that are kept
+    mixed: Tensor  # (outputs, kept rows): it, times the covariance
+    across: Tensor  # (outputs, kept rows): the old weight, times the covariance
+
+
 @dataclass(frozen=True)
 class Rewrite:
     """A consumer about to be rewritten: its weight as (outputs, inputs, taps) in float64."""
@@ -49,8 +59,8 @@ class Rewrite:
     kept: dict[str, Tensor]
     moments: Moments | None
     mixed: Tensor | None = None  # (outputs, rows): weight, arranged, times covariance
-    # A method may leave the new weight here and the same product of it, where it came to know it.
-    found: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    # A method may leave the new weight here, and what it came to know of it.
+    found: list[Found] = field(default_factory=list)
     takes_mean: bool = True  # whether there is a place for the mean of what went: a bias, a norm
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lbyl.errors import LbylError
-from lbyl.methods.base import Delivery, Method, Rewrite, identity_rows, registry
+from lbyl.methods.base import Delivery, Found, Method, Rewrite, identity_rows, registry
 from lbyl.statistics.moments import TAPS
 from lbyl.statistics.solve import RIDGE, deliver_weight, regress
 from lbyl.statistics.units import unit_covariance
@@ -87,6 +87,7 @@ class Echo(Method):
         else:
             new = delivered.weight.unflatten(0, (weight.shape[0], -1)).transpose(1, 2)
         new = moments.restore_order(new, rewrite.kept_columns, rewrite.weight.shape[2])
-        if delivered.mixed is not None:
-            rewrite.found.append((new, delivered.mixed))
+        if delivered.mixed is not None and delivered.across is not None:
+            known = delivered.weight, kept, delivered.mixed, delivered.across
+            rewrite.found.append(Found(new, *known))
         return new

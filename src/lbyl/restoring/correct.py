@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Consumer
+from lbyl.methods.base import Found
 from lbyl.statistics.moments import Moments
 from lbyl.torchkit.assumptions import holds
 
@@ -31,28 +32,53 @@ class Shift:
     total: Tensor  # variance of the output before, all outputs together
 
 
+@dataclass(frozen=True)
+class Before:
+    """A consumer's output before anything was pruned: the same for every plan."""
+
+    mean: Tensor  # (outputs,)
+    variance: Tensor  # (outputs,)
+    varies: Tensor  # (outputs,): whether it does
+    total: Tensor  # variance of all outputs together
+
+    @classmethod
+    def of(cls, mean: Tensor, variance: Tensor) -> Before:
+        varies = variance > 1e-12 * variance.max().clamp(min=1e-300)
+        return cls(mean, variance, varies, variance.sum().clamp(min=1e-300))
+
+    def shift(self, mean: Tensor, variance: Tensor, difference: Tensor) -> Shift:
+        """How it moved: by its mean and variance now, and the variance of the difference."""
+        ratio = variance / self.variance.clamp(min=1e-300)
+        ratio = torch.where(self.varies & ratio.isfinite(), ratio, 1.0)
+        error = difference.clamp(min=0).sum() / self.total
+        return Shift(mean - self.mean, ratio.clamp(*VARIANCE_LIMITS), error, self.total)
+
+
+def output_before(moments: Moments, old: Tensor, mixed: Tensor) -> Before:
+    """The output under the old weight, which times the covariance is `mixed`, both arranged."""
+    return Before.of(moments.output_mean(old), (mixed * old.flatten(1)).sum(1))
+
+
+def known_shift(moments: Moments, before: Before, found: Found) -> Shift:
+    """How the output moves under a weight whose products are known already."""
+    flat = found.flat
+    mean = flat @ moments.mean.flatten().to(flat)[found.rows]
+    now, both = (found.mixed * flat).sum(1), (found.across * flat).sum(1)
+    return before.shift(mean, now, before.variance + now - 2 * both)
+
+
 def output_shift(
-    moments: Moments,
-    old: Tensor,
-    new: Tensor,
-    kept: Tensor,
-    mixed: Tensor | None = None,
-    mixed_new: Tensor | None = None,
+    moments: Moments, old: Tensor, new: Tensor, kept: Tensor, mixed: Tensor | None = None
 ) -> Shift:
     """Compare the output under the old weight and under the new one (both unarranged).
 
-    `mixed` and `mixed_new` are both, arranged, times the covariance, where that is known.
+    `mixed` is the old one, arranged, times the covariance, where that is known.
     """
     before, after = moments.arrange(old), _arranged(moments, new, kept)
     features = moments.kept_features(kept)
-    mean = moments.output_mean(after, features) - moments.output_mean(before)
-    was, now, difference = moments.output_change(before, after, features, mixed, mixed_new)
-    known = was > 1e-12 * was.max().clamp(min=1e-300)
-    ratio = torch.where(known, now / was.clamp(min=1e-300), torch.ones_like(was))
-    ratio = torch.where(ratio.isfinite(), ratio, torch.ones_like(ratio))
-    total = was.sum().clamp(min=1e-300)
-    error = difference.clamp(min=0).sum() / total
-    return Shift(mean, ratio.clamp(*VARIANCE_LIMITS), error, total)
+    was, now, difference = moments.output_change(before, after, features, mixed)
+    was_before = Before.of(moments.output_mean(before), was)
+    return was_before.shift(moments.output_mean(after, features), now, difference)
 
 
 def is_worse_than_cut(moments: Moments, old: Tensor, kept: Tensor, shift: Shift) -> bool:

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from lbyl.graph.unit import Consumer, Graph
 from lbyl.graph.weights import as_matrix, from_matrix
 from lbyl.methods.base import Delivery, Method, Rewrite
-from lbyl.restoring.correct import Shift, corrected_values, is_worse_than_cut, output_shift
+from lbyl.restoring.correct import (
+    Before,
+    Shift,
+    corrected_values,
+    is_worse_than_cut,
+    known_shift,
+    output_before,
+    output_shift,
+)
 from lbyl.statistics.moments import Statistics
 from lbyl.torchkit.assumptions import assuming
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
@@ -50,6 +58,15 @@ class Solution:
 
 
 @dataclass(frozen=True)
+class Original:
+    """A consumer before anything was pruned."""
+
+    weight: Tensor  # (outputs, inputs, taps), in float64
+    mixed: Tensor | None = None  # (outputs, rows): arranged, times the covariance, where they fit
+    before: Before | None = None
+
+
+@dataclass(frozen=True)
 class Unseen:
     """A solution that nobody has looked at yet, and what must hold of it."""
 
@@ -69,7 +86,7 @@ class Solver:
     statistics: Statistics | None
     remembers: bool = False  # for several plans; one plan asks for each consumer once
     _known: dict[tuple[str, bytes], Solution] = field(default_factory=dict, repr=False)
-    _mixed: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _originals: dict[str, Original] = field(default_factory=dict, repr=False)
     _room: int = REMEMBERED  # for so many numbers more
 
     @cached_property
@@ -130,40 +147,42 @@ class Solver:
         consumer = request.consumer
         moments = self.statistics.get(consumer.name) if self.statistics else None
         weight = self.state[consumer.weight]
-        old = as_matrix(weight, consumer)
-        mixed = self._products(consumer, old)
+        original = self._original(consumer)
         rewrite = Rewrite(
             self.graph,
             consumer,
-            old,
+            original.weight,
             request.columns,
             request.deliveries,
             request.kept,
             moments,
-            mixed,
+            original.mixed,
             takes_mean=self._takes_mean(consumer),
         )
-        new, shift = _rewritten(self.method, rewrite)
+        new, shift = _rewritten(self.method, rewrite, original.before)
         values = {consumer.weight: from_matrix(new, consumer, weight)}
         values |= self._corrected(consumer, shift)
         # Outputs may become mixtures yet, which are made in full precision.
         return values if self.method.by_unit else as_held(values, self.state), shift
 
-    def _products(self, consumer: Consumer, weight: Tensor) -> Tensor | None:
-        """(outputs, rows): the weight times the covariance of all inputs, where they fit."""
+    def _original(self, consumer: Consumer) -> Original:
+        """What is the same for every plan, and remembered for several."""
+        known = self._originals.get(consumer.name)
+        if known is not None:
+            return known
+        weight = as_matrix(self.state[consumer.weight], consumer)
         moments = self.statistics.get(consumer.name) if self.statistics else None
         if moments is None or not self.method.needs_statistics:
-            return None
-        if consumer.name in self._mixed:
-            return self._mixed[consumer.name]
+            return Original(weight)
         arranged = moments.arrange(weight)
         if moments.taps != arranged.shape[2]:
-            return None
+            return Original(weight)
         mixed = arranged.flatten(1) @ moments.covariance.to(arranged)
+        made = Original(weight, mixed, output_before(moments, arranged, mixed))
         if self.remembers and self._room >= 0:
-            self._mixed[consumer.name] = mixed
-            self._room -= mixed.numel()
-        return mixed
+            self._originals[consumer.name] = made
+            self._room -= 2 * mixed.numel()
+        return made
 
     def _corrected(self, consumer: Consumer, shift: Shift | None) -> dict[str, Tensor]:
         """What is put back behind a consumer, in full output size."""
@@ -180,21 +199,24 @@ class Solver:
         return bool(allowed) and can_take_bias(self.model, consumer.name)
 
 
-def _rewritten(method: Method, rewrite: Rewrite) -> tuple[Tensor, Shift | None]:
+def _rewritten(
+    method: Method, rewrite: Rewrite, before: Before | None
+) -> tuple[Tensor, Shift | None]:
     """A consumer's new weight and how its output moves; where that does harm, it is only cut."""
     old, columns, moments = rewrite.weight, rewrite.kept_columns, rewrite.moments
     new = method.rewrite(rewrite)
-    mixed = next((product for weight, product in rewrite.found if weight is new), None)
-    cut_only = old[:, onto(columns, old.device)] if mixed is None else new
-    if mixed is None and not is_finite(new):
+    found = next((one for one in rewrite.found if one.weight is new), None)
+    if found is not None and moments is not None and before is not None:
+        return new, known_shift(moments, before, found)
+    cut_only = old[:, onto(columns, old.device)]
+    if not is_finite(new):
         note("only cut: what it should take over is not finite")
         new = cut_only
     if moments is None:
         return new, None
-    shift = output_shift(moments, old, new, columns, rewrite.mixed, mixed)
+    shift = output_shift(moments, old, new, columns, rewrite.mixed)
     # Only a method that went by these moments can be held to them.
-    unsure = method.needs_statistics and mixed is None
-    if unsure and is_worse_than_cut(moments, old, columns, shift):
+    if method.needs_statistics and is_worse_than_cut(moments, old, columns, shift):
         note("only cut: by its statistics restoring it does more harm than good")
         new, shift = cut_only, output_shift(moments, old, cut_only, columns, rewrite.mixed)
     return new, shift

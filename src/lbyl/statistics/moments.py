@@ -93,19 +93,17 @@ class Moments:
         after: Tensor,
         kept: Tensor,
         mixed: Tensor | None = None,
-        mixed_new: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Variances (outputs,) of the consumer's output: before, after, and of their difference.
 
         `before` (outputs, features, taps) is over all features, `after` over those that are kept;
-        both arranged. `mixed` and `mixed_new` are both times the covariance, where that is known.
+        both arranged. `mixed` is `before` times the covariance, where that is known.
         """
         rows = onto(torch.nonzero(self.by_tap(kept)).reshape(-1), self.covariance.device)
         if self.taps == before.shape[2]:
             old, new, summed = before.flatten(1), after.flatten(1), [1]
             mixed = old @ self.covariance.to(before) if mixed is None else mixed
-            if mixed_new is None:
-                mixed_new = new @ self.covariance[rows][:, rows].to(after)
+            mixed_new = new @ self.covariance[rows][:, rows].to(after)
         else:
             whole = self.covariance.to(before)
             part = self.covariance[rows][:, rows].to(after)

@@ -20,6 +20,7 @@ class Delivered(NamedTuple):
 
     weight: Tensor  # (o, t)
     mixed: Tensor | None = None  # (o, t): only where the solution was seen to be one
+    across: Tensor | None = None  # (o, t): the old weights times the covariance, at these inputs
 
 
 def deliver_weight(
@@ -36,7 +37,7 @@ def deliver_weight(
     nothing is left to multiply: also W C_PP = (V C + ε V)_P − ε W.
     """
     if not len(pruned):
-        return Delivered(flat[:, kept], mixed)
+        return Delivered(flat[:, kept], mixed, mixed)
     own = flat[:, kept]
     if mixed is not None:
         delivered = _by_products(own, covariance, kept, ridge, mixed[:, kept])
@@ -64,7 +65,7 @@ def _by_products(
     if not holds(off.norm() <= SOLVED * asked.norm()):
         return Delivered(solution)
     # Of inputs that never vary the difference is rounding, and nothing would be small beside it.
-    return Delivered(solution, (right - epsilon * solution) * varies)
+    return Delivered(solution, (right - epsilon * solution) * varies, mixed)
 
 
 def regress(cross: Tensor, kept: Tensor, ridge: float) -> Tensor:
