@@ -325,6 +325,11 @@ def arguments() -> argparse.Namespace:
 
 def report(rows: list[dict[str, Any]]) -> int:
     """Survivors and noticed mutants by file; whether more survive than may."""
+    same = equivalents()
+    left_out = [row for row in rows if row["verdict"] == SURVIVED and told(row) in same]
+    rows = [row for row in rows if row not in left_out]
+    for row in left_out:
+        print(f"changes nothing: {place(row)} ({same[told(row)]})")
     files = sorted({row["file"] for row in rows})
     for file in files:
         verdicts = [row["verdict"] for row in rows if row["file"] == file]
@@ -336,6 +341,22 @@ def report(rows: list[dict[str, Any]]) -> int:
     score = 100 * (1 - len(survivors) / max(1, len(rows)))
     print(f"{len(rows)} mutants, {len(survivors)} survived: score {score:.1f} %")
     return int(score < 85)
+
+
+def equivalents() -> dict[tuple[str, str, str], str]:
+    """Mutants that someone has looked at and that change nothing, with the reason.
+
+    Each is named by its file, the line as it reads and what is changed in it, so that a line which
+    is written anew is looked at anew.
+    """
+    path = ROOT / "scripts" / "equivalent_mutants.json"
+    named = json.loads(path.read_text(encoding="utf-8"))
+    return {(e["file"], e["code"], e["what"]): e["why"] for e in named}
+
+
+def told(row: dict[str, Any]) -> tuple[str, str, str]:
+    lines = (SOURCE / row["file"]).read_text(encoding="utf-8").splitlines()
+    return row["file"], lines[row["line"] - 1].strip(), row["what"]
 
 
 def place(row: dict[str, Any]) -> str:

@@ -201,6 +201,8 @@ def test_the_largest_network_within_the_time_is_found(target: float) -> None:
     search = allocator({"a": 1.0, "b": 1.0, "c": 1.0}, [])
     best = search.choose_by_latency(target, lambda counts: cost(counts) / 400)
     assert target - 0.04 < cost(best.counts) / 400 <= target
+    exactly = search.choose_by_latency(target, lambda counts: target)
+    assert cost(exactly.counts) > 0.95 * 400
     with pytest.raises(LbylError, match=f"takes {target:.0%} of the original"):
         search.choose_by_latency(target, lambda counts: 1.0)
 
@@ -215,6 +217,8 @@ def test_the_smallest_network_that_keeps_enough_is_found(target: float) -> None:
     assert [s[1:] for s in told if s[0] == "trying sizes"] == [
         (i, HALVINGS) for i in range(1, HALVINGS + 1)
     ]
+    exactly = search.choose_by_forecast(target, lambda counts: target)
+    assert cost(exactly.counts) < 0.15 * 400
     with pytest.raises(LbylError, match="ask for less"):
         search.choose_by_forecast(target, lambda counts: 0.0)
 
@@ -277,6 +281,13 @@ def test_where_no_uniform_network_fits_so_much_of_each_unit_is_cut() -> None:
     ]
 
 
+def test_units_that_are_not_cut_are_not_tried_alone() -> None:
+    tried: list[dict[str, int]] = []
+    search = allocator({"a": 1.0, "b": 1.0, "c": 1.0}, tried)
+    search.multiple_of = {"c": 20}  # all or nothing of it
+    assert set(search.sensitivities()) == {"a", "b"} and len(tried) == 2
+
+
 def test_blends_go_from_uniform_to_priced() -> None:
     search = allocator({"a": 1.0, "b": 4.0, "c": 30.0}, [])
     found = search.candidates(0.5)
@@ -297,17 +308,17 @@ def test_units_of_one_kind_are_pruned_alike_where_that_is_asked_for() -> None:
 
     curves = {name: curve(0.5, size) for name, size in channels.items()}
 
-    def search(uniform: bool) -> Allocator:
+    def search(**options: bool) -> Allocator:
         return Allocator(
             curves,
             channels,
             lambda c: sum(c.values()),
             whole,
             lambda several: [whole(c) for c in several],
-            uniform=uniform,
+            **options,  # type: ignore[arg-type]
         )
 
-    apart, alike = (search(uniform).candidates(0.6) for uniform in (False, True))
+    apart, alike = search().candidates(0.6), search(uniform=True).candidates(0.6)
     assert apart["measured 1"]["h.1.fc"] > apart["measured 1"]["h.0.fc"]
     assert all(c["h.0.fc"] == c["h.1.fc"] for c in alike.values())
 
@@ -352,6 +363,7 @@ def test_units_are_dear_by_their_parts_of_harm_and_saving() -> None:
     assert dear({"a": 1.0, "b": 1.0, "c": 100.0}, counts) == ["a"]
     assert dear({"a": 4.0, "b": 21.0, "c": 0.0}, counts) == ["a"]  # 4/25 · 75/3: four times
     assert dear({"a": 4.0, "b": 21.1, "c": 0.0}, counts) == []
+    assert dear({"b": 0.001}, counts) == []  # of others nothing is known
     assert dear({"b": 1.0}, counts) == [] == dear({}, counts) == dear({"a": 1.0}, CHANNELS)
 
 

@@ -40,16 +40,17 @@ class ConsumerView:
 
 def consumer_view(weights: UnitWeights, statistics: Statistics) -> ConsumerView | None:
     """Covariance of a unit's channels and the Gram matrix of all that multiplies them."""
-    covariance, gram = None, None
+    view: ConsumerView | None = None
     for consumer, moments, index in measured_consumers(weights, statistics):
         _, measured = moments.channel_level()
         matrix = moments.arrange(as_matrix(weights.state[consumer.weight], consumer))
         rows = matrix.to(measured)[:, index].transpose(1, 2).flatten(0, 1)  # (outputs · taps, m)
-        part = rows.T @ rows
-        gram = part if gram is None else gram + part
-        if covariance is None:
-            covariance = measured[index][:, index]
-    return None if covariance is None or gram is None else ConsumerView(covariance, gram)
+        gram = rows.T @ rows
+        if view is None:
+            view = ConsumerView(measured[index][:, index], gram)
+        else:
+            view = replace(view, weight=view.weight + gram)
+    return view
 
 
 BLOCK = 64  # removals after which changes are applied at once; no result depends on it
@@ -140,7 +141,7 @@ class Elimination:
         for k in range(steps):
             cost = diagonals[0] / diagonals[1].clamp(min=1e-300)
             # A cost that rounding made no number is dear: every channel is named once.
-            price = (self.importance * cost).nan_to_num_(nan=1e300, posinf=1e300, neginf=-1e300)
+            price = (self.importance * cost).nan_to_num_(nan=1e300, posinf=1e300)
             j = price.masked_fill_(self.pruned, torch.inf).argmin(1)
             at = j[:, None]
             self.order[k], self.costs[k] = j, cost.gather(1, at)[:, 0]
@@ -189,7 +190,7 @@ def _groups(units: Sequence[UnitWeights]) -> list[list[UnitWeights]]:
     """
     groups: list[list[UnitWeights]] = []
     for unit in sorted(units, key=lambda unit: -unit.unit.channels):
-        for group in groups:
+        for group in groups:  # how many are worked out at once; no result depends on it
             size = group[0].unit.channels
             alike = size == unit.unit.channels or unit.device.type != "cpu"
             if alike and group[0].device == unit.device and (len(group) + 1) * size**2 <= TOGETHER:
