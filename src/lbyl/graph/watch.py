@@ -152,6 +152,8 @@ class Watch(Interceptor):
             out = self._by_batch(norm) if self.by_batch else func(*args, **kwargs)
             self.after_norm(norm, out)
             return out
+        if not self.consumers:
+            return func(*args, **kwargs)
         layer = layer_call(func, args, kwargs)
         consumer = None if layer is None else self.consumers.get(id(layer.weight))
         if layer is None or consumer is None:

@@ -77,13 +77,17 @@ def fit(
     direction: Direction, channels: Counts, cost: Cost, budget: float, multiple_of: Steps
 ) -> dict[str, int] | None:
     """The counts where a direction, gone far enough, first meets the budget; None: nowhere."""
+    # Asked for hundreds of times: what does not depend on the scale is looked up once.
+    units = [
+        (name, size, direction.get(name, 0.0), least_kept(size), step_of(multiple_of, name))
+        for name, size in channels.items()
+    ]
 
     def counts(scale: float) -> dict[str, int]:
         made = {}
-        for name, size in channels.items():
-            left = math.floor(size * (1 - scale * direction.get(name, 0.0)) + 1e-9)
-            left = max(left, least_kept(size))
-            made[name] = min(size, rounded_up(left, step_of(multiple_of, name)))
+        for name, size, fraction, least, step in units:
+            left = max(math.floor(size * (1 - scale * fraction) + 1e-9), least)
+            made[name] = min(size, rounded_up(left, step))
         return made
 
     positive = [fraction for fraction in direction.values() if fraction > 0]

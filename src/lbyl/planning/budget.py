@@ -144,6 +144,7 @@ class Sizes:
                         self._heads[row, slot, column[unit.name]] = mine / sizes[a]
                     else:
                         self._pruned[row, slot, column[unit.name]] = mine
+        self._has_heads = any(unit.kind == "heads" for unit in self.units)
         index = {name: i for i, name in enumerate(self.names)}
         self._layers = torch.tensor([index[layer.weight] for layer in graph.layers]).long()
         self._positions = torch.tensor([layer.positions for layer in graph.layers]).double()
@@ -152,7 +153,9 @@ class Sizes:
         """Elements of every parameter when `counts` channels of each unit are kept."""
         left = torch.tensor([counts[unit.name] for unit in self.units], dtype=torch.float64)
         gone = self._channels - left
-        along = (self._full - self._pruned @ gone) * (1 - self._heads @ gone)
+        along = self._full - self._pruned @ gone
+        if self._has_heads:
+            along = along * (1 - self._heads @ gone)
         return (self._fixed * along.prod(1)).round()
 
     def macs(self, counts: Mapping[str, int]) -> int:

@@ -27,9 +27,9 @@ from lbyl.torchkit.tensors import numbers
 
 SCORES = 1 << 25  # of a vocabulary's scores, which are many, so many are kept
 ALIKE = 0.02  # by which a divergence may differ with the size of the batch, relatively
-TOGETHER = 64  # variants that run at once, of inputs no larger in all
-AT_ONCE = {"cpu": 3 << 19}  # than so many numbers, or
-AT_ONCE_ELSEWHERE = 3 << 24
+TOGETHER = 96  # variants that run at once, of inputs no larger in all
+AT_ONCE = 3 << 19  # than so many numbers on a processor, and on a device than fit into its memory:
+BYTES = 256  # for a number of the inputs: layers make several of each, and several are held
 FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
 
 
@@ -99,7 +99,7 @@ class Divergence:
             if rows is None:
                 raise CannotBeSplit("inputs of several lengths")
             first = max(tree_flatten(batch)[0], key=Tensor.numel)
-            limit = AT_ONCE.get(first.device.type, AT_ONCE_ELSEWHERE)
+            limit = numbers_at_once(first.device)
             together = max(1, min(TOGETHER, limit // max(1, first.numel())))
             for start in range(0, len(variants), together):
                 some = variants[start : start + together]
@@ -127,6 +127,14 @@ class Divergence:
         else:
             parts = [relative_error(t, s) for t, s in zip(teacher, student, strict=True)]
         return torch.cat(parts).mean()
+
+
+def numbers_at_once(device: torch.device) -> int:
+    """How many numbers inputs may hold that run together."""
+    if device.type != "cuda":
+        return AT_ONCE
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(AT_ONCE, (torch.cuda.mem_get_info(device)[0] + held) // BYTES)
 
 
 def _or_infinite(value: float) -> float:
