@@ -29,7 +29,7 @@ SCORES = 1 << 25  # of a vocabulary's scores, which are many, so many are kept
 ALIKE = 0.02  # by which a divergence may differ with the size of the batch, relatively
 TOGETHER = 96  # variants that run at once, of inputs no larger in all
 AT_ONCE = 3 << 19  # than so many numbers on a processor, and on a device than fit into its memory:
-BYTES = 256  # for a number of the inputs: layers make several of each, and several are held
+BYTES = 512  # for a number of the inputs: layers make several of each, and others need room too
 FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
 
 
