@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.choosing import preferred
+from lbyl.choosing import Chooser, preferred
 from lbyl.inputs import batches
 from lbyl.models import resolve
 from lbyl.planning.allocation import Allocation
@@ -105,3 +105,22 @@ def test_what_a_budget_gives_is_what_its_plan_gives() -> None:
     again = digits.compress(chosen.plan)
     for name, value in tensors(chosen.model).items():
         assert torch.equal(value, tensors(again.model)[name]), name
+
+
+@pytest.mark.parametrize("name", ["bottleneck", "chain"])
+def test_candidates_are_judged_whole_as_they_are_judged_cut(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = prepared(name)
+    before = {n: t.clone() for n, t in tensors(network.model).items()}
+    cut = network.compress(lbyl.Budget(macs=0.6))
+    monkeypatch.setattr(Chooser, "_cuts_first", False)
+    whole = network.compress(lbyl.Budget(macs=0.6))
+    assert cut.allocation is not None and whole.allocation is not None
+    assert cut.allocation.tried.keys() == whole.allocation.tried.keys()
+    for key, score in cut.allocation.tried.items():
+        assert whole.allocation.tried[key] == pytest.approx(score, rel=1e-3)
+    assert cut.allocation.name == whole.allocation.name
+    for one, other in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert all(torch.equal(before[n], t) for n, t in tensors(network.model).items())

@@ -32,7 +32,7 @@ from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.processes import agreed
-from lbyl.torchkit.run import Inputs, Progress
+from lbyl.torchkit.run import Inputs, Progress, device_of
 
 SPEAKING = ("own", "analytic")  # statistics that hold already what a second run would show
 WHOLE, ALONE = 4, 16  # parts of a collection that networks are compared on: all of it cut, one unit
@@ -167,13 +167,19 @@ class Chooser:
 
     def _recalibrate(self, plan: Plan, slim: nn.Module) -> int:
         """How many BatchNorms a second run of both networks moved."""
-        method, indices = self.task.method, kept_indices(self.graph, plan.kept)
-        measured = self.statistics is not None and self.statistics.source not in SPEAKING
-        asked = method.correction == "recalibrate" and not getattr(method, "sequential", False)
-        if not (asked and measured and self.graph.norms and indices):
+        if not self._recalibrates(plan):
             return 0
+        indices = kept_indices(self.graph, plan.kept)
         inputs, before = self.judges.fresh.second_pass, self.judges.second_pass
         return recalibrate(self.model, slim, self.graph, indices, inputs, before=before)
+
+    def _recalibrates(self, plan: Plan) -> bool:
+        """Whether a second run of both networks is asked for."""
+        method = self.task.method
+        measured = self.statistics is not None and self.statistics.source not in SPEAKING
+        asked = method.correction == "recalibrate" and not getattr(method, "sequential", False)
+        pruned = any(len(kept) < plan.channels[name] for name, kept in plan.kept.items())
+        return asked and measured and bool(self.graph.norms) and pruned
 
     def _by(self, criterion: Criterion | None, allocation: Allocation | None) -> Trial:
         """The network with channels chosen by this criterion (None: by the method)."""
@@ -202,9 +208,40 @@ class Chooser:
 
     def _score(self, criterion: Criterion | None) -> Callable[[Counts], float]:
         def score(counts: Counts) -> float:
-            return self._judged(self._trial_of(counts, criterion))
+            plan = self._plan(counts, criterion)
+            key = _key(plan)
+            if not self._cuts_first and key not in self._trials and key not in self._scores:
+                told = self.whole_score(plan)
+                if told is not None:
+                    self._scores[key] = agreed(told)
+            return self._scores.get(key) or self._judged(self._trial_of(counts, criterion))
 
         return score
+
+    @cached_property
+    def _cuts_first(self) -> bool:
+        """Whether candidates are cut before they are judged.
+
+        A processor computes less of a cut network. A device has to look for kernels for every
+        width that it has not met yet, which takes longer than to run the whole one.
+        """
+        return device_of(self.model).type == "cpu"
+
+    def whole_score(self, plan: Plan) -> float | None:
+        """The divergence of a network as it would come out, of the whole one with values changed.
+
+        None where only a cut network can tell.
+        """
+        (values,) = silencing(self.graph, [plan], self.solver)
+        if values is None:
+            return None
+        state = self.solver.state
+        moved = {name: state[name] for n in self.graph.norms for name in (n.mean, n.var)}
+        with self.judges.alone.scratch.holding({**moved, **values}) as silenced:
+            if self._recalibrates(plan):
+                inputs, before = self.judges.fresh.second_pass, self.judges.second_pass
+                recalibrate(self.model, silenced, self.graph, {}, inputs, before=before)
+            return self.judges.whole(silenced)
 
     def _trial_of(self, counts: Counts, criterion: Criterion | None) -> Trial:
         """The network with these widths; the best so far is not made again."""
