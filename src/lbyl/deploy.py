@@ -27,7 +27,7 @@ from lbyl.latency import Timing, running, take_turns
 from lbyl.restoring.forecast import Forecast, Forecaster
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.files import whole_file
-from lbyl.torchkit.format import first_line, human, percent
+from lbyl.torchkit.format import bounded, first_line, human, percent
 from lbyl.torchkit.run import Inputs, call_model, call_on_these, device_of, tensors_in
 from lbyl.torchkit.tensors import tensors
 
@@ -212,7 +212,7 @@ def _kept_text(step: Mapping[str, Any]) -> str:
     """The accuracy kept with its bounds, or else how many answers are equal."""
     if step.get("kept") is not None:
         kept, low, high = step["kept"]
-        return percent(kept) if low == high else f"{percent(kept)} ({percent(low)}–{percent(high)})"
+        return percent(kept) if low == high else bounded(kept, low, high)
     agreement = step["agreement"]
     return percent(agreement) if agreement is None else f"{percent(agreement)} agree"
 

@@ -93,10 +93,23 @@ def test_compare_names_every_method_in_a_terminal_of_80_columns(terminal: Run) -
     methods = ["none", "neuron-merging", "lbyl"]
     asked = [word for name in methods for word in ("--method", name)]
     shown = lines(terminal("compare", *DIGITS, "--ratio", "0.3", *asked))
-    table = [line for line in shown if re.match(r" +\S+ +l2 +0\.3 ", line)]
+    table = [line for line in shown if re.match(r" +\S+ +0\.3 ", line)]
     assert [line.split()[0] for line in table] == methods
     assert all(cell_len(line) <= 80 for line in table)
-    assert any("not shown in a window this narrow:" in line for line in shown)
+    heads = next(line.split() for line in shown if line.strip().startswith("method"))
+    assert heads == "method ratio keeps about parameters MACs error time".split()
+
+
+def test_sentences_break_between_words_and_programs_stay_whole(
+    terminal: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / ("a" * 70)
+    shown = terminal("compress", *DIGITS, "--method", "lbyl", "--no-report", "--out", out, width=60)
+    told = lines(shown)
+    first = next(i for i, line in enumerate(told) if line.startswith("forecast: "))
+    assert max(map(cell_len, told[first : first + 2])) <= 60
+    assert re.search(r"\d+ % equal answers on \d+ fresh inputs", " ".join(told[first : first + 2]))
+    assert f'    model = lbyl.load("{out}")' in told
 
 
 def test_a_long_command_shows_what_it_does_while_it_does_it(terminal: Run) -> None:

@@ -25,7 +25,7 @@ from lbyl.planning.task import DEFAULT_CRITERION, Task
 from lbyl.report.fill import COMPARED, common_statistics, consumer_errors
 from lbyl.restoring.refine import Refinement, Steps
 from lbyl.statistics.moments import Statistics
-from lbyl.torchkit.format import human, percent
+from lbyl.torchkit.format import bounded, human
 
 ERRORS = {"residual": "RE", "bias": "BE", "norm": "‖s‖", "error": "error"}
 
@@ -182,15 +182,15 @@ def _mean(values: list[float | None]) -> float | None:
 def show(screen: Screen, model: str, original: float | None, rows: list[dict[str, Any]]) -> None:
     """One table; the best of each ratio would be a judgement, so only the order is ours."""
     measured = original is not None
-    columns = ["method", "criterion", "ratio", "keeps about", "interval"]
+    several = len({row["criterion"] for row in rows}) > 1
+    columns = ["method", *(["criterion"] if several else []), "ratio", "keeps about"]
     columns += ["accuracy"] if measured else []
     columns += ["parameters", "MACs", "error", "time"]
     lines = []
     for row in rows:
-        line = [row["method"], row["criterion"] or "its own", f"{row['ratio']:g}"]
+        line = [row["method"], *([row["criterion"] or "its own"] if several else [])]
         told = row["forecast"] or {}
-        kept, low, high = (told.get(key) for key in ("kept", "low", "high"))
-        line += [percent(kept), "–" if kept is None else f"{percent(low)} to {percent(high)}"]
+        line += [f"{row['ratio']:g}", bounded(*(told.get(key) for key in ("kept", "low", "high")))]
         line += [f"{row['accuracy']:.2f} %"] if measured else []
         line += [human(row["parameters"]), human(row["macs"])]
         line += ["–" if row["error"] is None else f"{row['error']:.3f}"]
@@ -204,5 +204,5 @@ def show(screen: Screen, model: str, original: float | None, rows: list[dict[str
     if not measured:
         screen.say(
             "[dim]keeps about: accuracy forecast to be kept, in nine cases of ten within the "
-            "interval; error: of the consumers' outputs; with --test accuracy is measured[/]"
+            "bounds; error: of the consumers' outputs; with --test accuracy is measured[/]"
         )

@@ -184,7 +184,7 @@ def widths(
     # Odd widths can be slower there than the original (benchmarks/latency.py). PyTorch on the CPU
     # does not care.
     liked = target_of(target or "onnx-cpu")
-    option = f"--target {target}" if target else "--onnx"
+    option = f"--target {target}" if target else "--int8" if runtimes.int8 else "--onnx"
     screen.warn(
         f"{option} keeps multiples of {liked.multiple_of} channels ({liked.why}): "
         "--multiple-of 1 keeps any"

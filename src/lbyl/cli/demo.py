@@ -27,8 +27,8 @@ from lbyl.torchkit.run import Progress
 NETWORK = "digits"
 SNIPPET = """\
 import lbyl
-result = lbyl.compress(model, example_inputs, ratio=0.5)  # never changes `model`
-lbyl.save(result, "out/")                                 # result.model is ready to use"""
+result = lbyl.compress(model, example_inputs, ratio=0.5)
+lbyl.save(result, "out/")  # result.model is ready, `model` is as it was"""
 
 Ratio = Annotated[
     float, typer.Option(metavar="FRACTION", min=0.0, max=0.95, help="Fraction of channels pruned.")

@@ -71,11 +71,14 @@ def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
     several = len({point.method for point in predicted.points}) > 1
     columns = ["pruned", *(["method"] if several else []), "keeps about", "interval"]
     detects = any(p.forecast is not None and p.forecast.boxes is not None for p in predicted.points)
-    columns += ["boxes agree" if detects else "equal answers", "MACs left", "parameters left"]
+    columns += ["boxes agree" if detects else "equal answers", "MACs", "parameters"]
     rows = [_row(point, several) for point in predicted.points]
     screen.say(f"\n{bold(model)}: accuracy forecast to be kept, without data", table(columns, rows))
     if any(p.forecast is not None and p.forecast.kept is not None for p in predicted.points):
-        screen.say("[dim]the interval holds the accuracy kept in nine cases of ten[/]")
+        screen.say(
+            "[dim]the interval holds the accuracy kept in nine cases of ten; MACs and parameters "
+            "are what is left of them[/]"
+        )
         screen.say(_advice(model, predicted.points))
     if full:
         for name in dict.fromkeys(point.method for point in predicted.points):

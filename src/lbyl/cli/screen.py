@@ -65,7 +65,11 @@ class Screen:
         """Results for people."""
         if self.talks:
             for line in lines:
-                self.out.print(line, soft_wrap=isinstance(line, str))
+                # A window breaks sentences between words; programs, which are indented, and what
+                # goes into a pipe stay as they are, to be copied.
+                sentence = isinstance(line, str) and not line.startswith("    ")
+                wrapped = sentence and self.out.is_terminal
+                self.out.print(line, soft_wrap=isinstance(line, str) and not wrapped)
 
     def note(self, line: str) -> None:
         """A remark beside the results."""

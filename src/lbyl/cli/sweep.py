@@ -20,7 +20,7 @@ from lbyl.sweep import Engine, Point, Setting, Store, Subject, points
 from lbyl.sweep import sweep as run
 from lbyl.sweep.grid import RATIO
 from lbyl.sweep.recommend import KEEP, recommended_row
-from lbyl.torchkit.format import counted, human, percent
+from lbyl.torchkit.format import bounded, counted, human, percent
 
 Rows = Sequence[dict[str, Any]]
 
@@ -217,13 +217,6 @@ def _amount(row: Mapping[str, Any]) -> str:
     return f"{row['kind']} {row['amount']:g}"
 
 
-def _keeps(row: dict[str, Any]) -> str:
-    """The forecast with its bounds, where there is one."""
-    if row.get("kept") is None:
-        return "–"
-    return f"{percent(row['kept'])} ({percent(row['kept_low'])}–{percent(row['kept_high'])})"
-
-
 def _always(rows: Rows) -> bool:
     return True
 
@@ -244,6 +237,7 @@ class Column(NamedTuple):
     shown: Callable[[Rows], bool] = _always
 
 
+KEPT = ("kept", "kept_low", "kept_high")
 COLUMNS = (
     Column("network", lambda row: _short(row["model"])),
     Column("method", lambda row: row["method"]),
@@ -251,7 +245,7 @@ COLUMNS = (
     Column("amount", _amount),
     Column("seed", lambda row: str(row["seed"]), lambda rows: len({r["seed"] for r in rows}) > 1),
     Column("accuracy", lambda row: f"{row['accuracy']:.2f} %", _known("accuracy")),
-    Column("keeps about", _keeps, _known("kept")),
+    Column("keeps about", lambda row: bounded(*map(row.get, KEPT)), _known("kept")),
     Column("agrees", lambda row: percent(row.get("agreement")), _unknown("kept")),
     Column("MACs", lambda row: human(row["macs"])),
     Column("parameters", lambda row: human(row["parameters"])),

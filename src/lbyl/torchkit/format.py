@@ -31,4 +31,12 @@ def percent(fraction: float | None) -> str:
     if fraction is None:
         return "–"
     shown = 100 * fraction
-    return f"{shown:.1f} %" if 99 <= shown < 99.95 or shown < 1 else f"{shown:.0f} %"
+    return f"{shown:.1f} %" if 99 <= shown < 99.95 or 0 < shown < 1 else f"{shown:.0f} %"
+
+
+def bounded(fraction: float | None, low: float | None, high: float | None) -> str:
+    """The same with its bounds, for a table: 94 % (83–98)."""
+    if fraction is None:
+        return "–"
+    ends = [percent(end).removesuffix(" %") for end in (low, high)]
+    return f"{percent(fraction)} ({'–'.join(ends)})"
