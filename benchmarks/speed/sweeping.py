@@ -7,8 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from joblib import Parallel, delayed
-
 from benchmarks.speed.clock import spent
 from lbyl.sweep import Engine, Point, Setting, Store, Subject, points, sweep
 
@@ -26,6 +24,8 @@ RATIOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 def workers(network: str, size: int) -> list[list[Any]]:
     """Rows of workers, rows of the sweep, seconds, and how many times as fast as one worker."""
+    from joblib import Parallel, delayed  # the other benchmarks do without
+
     setting = Setting(input_shape=(3, size, size), threads=1)
     rows: list[list[Any]] = []
     for jobs in (1, 2):
