@@ -97,6 +97,13 @@ COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
+# With a number that is not whole: nothing lies on it, and a boundary that is moved is none.
+TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+}
 COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -113,12 +120,17 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 Change = Callable[[ast.AST], None]
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    """The mutants of one node: what each changes, and how."""
+def changes(node: ast.AST, fractions: set[str]) -> Iterator[tuple[str, Change]]:
+    """The mutants of one node: what each changes, and how.
+
+    `fractions` are names of numbers that are not whole.
+    """
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
+        turned = any(_is_fraction(n, fractions) for n in ast.walk(node))
+        becomes = {**COMPARED, **TURNED} if turned else COMPARED
 
         def compare(n: ast.AST) -> None:
-            n.ops[0] = COMPARED[type(n.ops[0])]()  # type: ignore[attr-defined]
+            n.ops[0] = becomes[type(n.ops[0])]()  # type: ignore[attr-defined]
 
         yield "comparison", compare
     if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in COMPUTED:
@@ -159,6 +171,23 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
             n.body, n.orelse = n.orelse, n.body  # type: ignore[attr-defined]
 
         yield "branches", swap
+
+
+def _is_fraction(node: ast.AST, names: set[str]) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in names
+    return isinstance(node, ast.Constant) and isinstance(node.value, float)
+
+
+def fractions_of(tree: ast.Module) -> set[str]:
+    """Names that a module gives to numbers that are not whole."""
+    return {
+        target.id
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and _is_fraction(statement.value, set())
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def skipped(tree: ast.Module, lines: list[str]) -> set[int]:
@@ -208,12 +237,12 @@ def mutants(path: Path) -> list[tuple[int, int]]:
     """All mutants of a file: the number of the node that is changed, and that of its change."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
-    away = skipped(tree, source.splitlines())
+    away, fractions = skipped(tree, source.splitlines()), fractions_of(tree)
     return [
         (index, number)
         for index, node in enumerate(ast.walk(tree))
         if id(node) not in away
-        for number, _ in enumerate(changes(node))
+        for number, _ in enumerate(changes(node, fractions))
     ]
 
 
@@ -221,7 +250,7 @@ def mutated(path: Path, index: int, number: int) -> tuple[int, int, str, str]:
     """A mutant: its line and column, what is changed, and the changed source."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     node = next(n for i, n in enumerate(ast.walk(tree)) if i == index)
-    what, change = list(changes(node))[number]
+    what, change = list(changes(node, fractions_of(tree)))[number]
     before = ast.unparse(node)
     change(node)
     what = f"{what}: {before} → {ast.unparse(node)}"

@@ -187,6 +187,7 @@ def test_the_balance_is_between_direction_and_constant(balance: float) -> None:
 def test_rows_are_stretched_to_one() -> None:
     rows = torch.tensor([[2.0, 3.0, 6.0], [4.0, 4.0, 4.0], [-1.0, 1.0, 0.0]]).double()
     assert normalised(rows).tolist() == [[0, 0.25, 1], [0, 0, 0], [0, 1, 0.5]]
+    torch.testing.assert_close(normalised(1e-20 * rows), normalised(rows))
 
 
 # ------------------------------------------------------------------------------------ lbyl
