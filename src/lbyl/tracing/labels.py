@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,17 +114,19 @@ class Atoms:
 
 def connected(count: int, pairs: list[Tensor]) -> Tensor:
     """(count,): for every number the smallest one connected to it by the pairs (each (2, n))."""
-    root = torch.arange(count)
-    if not pairs:
-        return root
-    a, b = torch.cat(pairs, dim=1)
+    root = np.arange(count)
+    a, b = torch.cat(pairs, dim=1).numpy() if pairs else (root, root)
     while True:
-        low = torch.minimum(root[a], root[b])
-        new = root.scatter_reduce(0, root[a], low, "amin").scatter_reduce(0, root[b], low, "amin")
-        new = new[new]
-        if torch.equal(new, root):
-            return root
-        root = new
+        one, other = root[a], root[b]
+        apart = one != other
+        if not apart.any():
+            return torch.from_numpy(root)
+        a, b, one, other = a[apart], b[apart], one[apart], other[apart]  # the rest stay together
+        # Of several numbers that a root could follow any will do: all are smaller, and the others
+        # come next time. The smallest of all follows none.
+        root[np.maximum(one, other)] = np.minimum(one, other)
+        while not np.array_equal(further := root[root], root):
+            root = further
 
 
 @dataclass
