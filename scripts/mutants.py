@@ -37,20 +37,56 @@ SOURCE = ROOT / "src" / "lbyl"
 # Room, or file → the tests that know it best, the quickest first; of several the most specific.
 ROOMS: dict[str, tuple[str, ...]] = {
     "methods": ("tests/methods", "tests/test_checks.py"),
-    "statistics": ("tests/statistics", "tests/methods/test_echo.py", "tests/test_processes.py"),
+    "methods/fold.py": ("tests/methods/test_fold.py", "tests/test_checks.py"),
+    "methods/neuron_merging.py": (
+        "tests/methods/test_definitions.py",
+        "tests/methods/test_neuron_merging.py",
+        "tests/test_checks.py",
+    ),
+    "statistics": ("tests/statistics", "tests/methods/test_echo.py"),
     "statistics/analytic.py": (
         "tests/statistics/test_analytic.py",
         "tests/statistics",
         "tests/methods/test_analytic_moments.py",
+    ),
+    "statistics/collect.py": (
+        "tests/statistics/test_gather.py",
+        "tests/statistics",
+        "tests/methods/test_echo.py",
+        "tests/test_processes.py",
+    ),
+    "statistics/moments.py": (
+        "tests/statistics/test_moments.py",
+        "tests/statistics",
+        "tests/methods/test_echo.py",
     ),
     "statistics/products.py": (
         "tests/statistics/test_product_moments.py",
         "tests/restoring/test_products.py",
         "tests/tracing/test_attention.py",
     ),
-    "statistics/solve.py": ("tests/statistics/test_solve.py", "tests/statistics", "tests/methods"),
+    "statistics/running_stats.py": (
+        "tests/statistics/test_running_stats.py",
+        "tests/statistics",
+        "tests/test_processes.py",
+    ),
+    "statistics/solve.py": (
+        "tests/statistics/test_solve.py",
+        "tests/statistics",
+        "tests/methods/test_echo.py",
+    ),
+    "statistics/units.py": (
+        "tests/statistics/test_units.py",
+        "tests/planning/test_elimination.py",
+        "tests/methods/test_echo.py",
+    ),
     "surgery": ("tests/surgery", "tests/test_storage.py", "tests/tracing"),
     "planning": ("tests/planning", "tests/test_prepare.py", "tests/test_choosing.py"),
+    "planning/allocation.py": (
+        "tests/planning/test_allocation.py",
+        "tests/planning",
+        "tests/test_choosing.py",
+    ),
     "planning/grouped.py": (
         "tests/planning/test_grouped.py",
         "tests/restoring/test_products.py",
@@ -64,12 +100,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "restoring/rewrite.py": (
         "tests/restoring/test_rewrite.py",
+        "tests/restoring/test_silencing.py",
+        "tests/restoring/test_solving.py",
+        "tests/restoring/test_products.py",
+        "tests/restoring/test_channel_norms.py",
         "tests/methods/test_every_method.py",
-        "tests/restoring",
+        "tests/test_processes.py",
     ),
     "restoring/recalibrate.py": (
         "tests/restoring/test_recalibrate.py",
-        "tests/restoring",
+        "tests/restoring/test_correct.py",
         "tests/methods/test_echo.py",
     ),
 }
