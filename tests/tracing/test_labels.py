@@ -18,7 +18,7 @@ def test_connected_numbers_have_the_smallest_of_them_as_their_root(
     for a, b in [pair for pairs in several for pair in pairs]:
         low, high = sorted((root[a], root[b]))
         root = [low if r == high else r for r in root]
-    given_pairs = [torch.tensor(pairs).reshape(-1, 2).T for pairs in several]
+    given_pairs = [torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T for pairs in several]
     assert connected(count, given_pairs).tolist() == root
 
 

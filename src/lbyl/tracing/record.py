@@ -143,7 +143,7 @@ def _resized(given: Mapping[str, Any]) -> torch.Size | None:
         return None
     numbers: list[Any] = [asked] * dims if isinstance(asked, (int, float)) else [*(asked or ())]
     plain = len(numbers) == dims and all(isinstance(one, (int, float)) for one in numbers)
-    if not plain or not x.is_contiguous():  # laid out otherwise, it stays so
+    if not plain or (dims > 1 and not x.is_contiguous()):  # laid out otherwise, it stays so
         return None
     if size is None:
         numbers = [math.floor(float(n) * one) for n, one in zip(x.shape[2:], numbers)]
