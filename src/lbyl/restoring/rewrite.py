@@ -164,7 +164,7 @@ def _products(
     full: dict[str, Tensor] = {}
     for name, indices_kept in kept.items():
         moments = statistics.products.get(name)
-        if graph[name].kind != "qk" or moments is None:
+        if moments is None:  # not of queries and keys, or not seen
             continue
         with at(name):
             changed = {**state, **full}
