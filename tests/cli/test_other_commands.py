@@ -143,6 +143,20 @@ def test_report_again_with_a_comparison(run: Any, slim: Path, tmp_path: Path) ->
     assert len((tmp_path / "plain.html").read_text()) < len(page)
 
 
+def test_the_original_beside_a_comparison_was_measured_on_the_same_images(
+    run: Any, slim: Path, tmp_path: Path
+) -> None:
+    plan = json.loads((slim / "plan.json").read_text())
+    plan["accuracy"] = {"original": 12.5, "slim": 10.0}  # of other images
+    (slim / "plan.json").write_text(json.dumps(plan))
+    rows = [{"method": "echo", "ratio": r, "accuracy": 90.0} for r in (0.1, 0.5)]
+    compared = {"original": {"accuracy": 97.5}, "rows": rows}
+    (tmp_path / "c.json").write_text(json.dumps(compared))
+    run("report", slim, "--comparison", tmp_path / "c.json")
+    page = (slim / "report.html").read_text()
+    assert "original 97.5" in page and "original 12.5" not in page
+
+
 def test_report_of_nothing(run: Any, tmp_path: Path) -> None:
     assert "no plan.json" in run("report", tmp_path, code=2).stderr
 

@@ -79,7 +79,7 @@ def report(
         shown = read_json(directory / SHOWN) if (directory / SHOWN).is_file() else {}
     with screen.stage("writing the report"):
         lines = loading(renamed(network, document), str(directory))
-        page(document, result, target, shown, lines, compared and compared.get("rows"))
+        page(document, result, target, shown, lines, compared)
     screen.data({"out": str(target)})
     screen.say(f"wrote {bold(target)}")
 

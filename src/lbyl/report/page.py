@@ -51,7 +51,7 @@ def write_report(
     path: str | Path,
     *,
     accuracy: Mapping[str, float] | None = None,
-    comparison: Rows | None = None,
+    comparison: Rows | Mapping[str, Any] | None = None,
     errors: Mapping[str, Rows] | None = None,
     delivery: Mapping[str, Any] | None = None,
     latency: Mapping[str, Any] | None = None,
@@ -66,7 +66,8 @@ def write_report(
     """Write one self-contained HTML file about a compression.
 
     `accuracy` gives percentages by name, "original" and "slim" first of all. `comparison` has a
-    row for every method, criterion and ratio with its "accuracy" or predicted "error". `errors`
+    row for every method, criterion and ratio with its "accuracy" or predicted "error", or is what
+    `lbyl compare --json` printed, whose original was measured on the same images. `errors`
     and `delivery` are what `lbyl.report.gather` computes. `latency` gives milliseconds "before"
     and "after", and whatever else should be said of how they were measured; `deployment` are rows
     of `lbyl.deploy.measure_steps`, a runtime each. `loader` are lines
@@ -79,6 +80,7 @@ def write_report(
     every = _every_row(result, alone)
     own = [row for row in every if row["kept"] < row["channels"]]
     table = table or {str(result.method["name"]): own}
+    compared = _comparison(*_compared_with(comparison, measured.get("original")))
     return write_page(
         "template.html",
         path,
@@ -90,10 +92,10 @@ def write_report(
         further=_further(result, further),
         error_charts=_error_charts(own, table),
         methods=looks(list(table)),
-        comparison=_comparison(comparison or (), measured.get("original")),
+        comparison=compared,
         matrices=packed(delivery or {}),
         largest=_largest(delivery or {}),
-        tabs=_tabs(bool(delivery), bool(comparison)),
+        tabs=_tabs(bool(delivery), compared is not None),
         command=command,
         loader=loader,
         program=loader_snippet(result),
@@ -311,6 +313,17 @@ def _error_charts(own: Rows, table: Mapping[str, Rows]) -> list[Chart]:
     units = order + [unit for unit in units if unit not in order]
     charts = [error_chart(title, note, key, units, table) for key, title, note in MEASURES]
     return [chart for chart in charts if chart.drawn]
+
+
+def _compared_with(
+    given: Rows | Mapping[str, Any] | None, original: float | None
+) -> tuple[Rows, float | None]:
+    """Rows of a comparison, and the accuracy of the original on the images of these rows."""
+    if not isinstance(given, Mapping):
+        return given or (), original
+    own = given.get("original")
+    measured = own.get("accuracy") if isinstance(own, Mapping) else None
+    return given.get("rows") or (), numbers.finite(measured)
 
 
 def _comparison(rows: Rows, original: float | None) -> dict[str, Any] | None:
