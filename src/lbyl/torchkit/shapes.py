@@ -139,7 +139,7 @@ class Shapes(TorchFunctionMode):
         if not found and not (func in self._makers and self._is_small(func, args, kwargs)):
             return None
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            own = tree_map(self._with_data, (args, kwargs))
+            own = self._with_data((args, kwargs))
             try:
                 value = func(*own[0], **own[1])
             except Exception:
@@ -180,11 +180,18 @@ class Shapes(TorchFunctionMode):
         return x if value is None else value.item()
 
     def _with_data(self, x: Any) -> Any:
+        """Arguments of a call with the values of constants, all on the processor."""
         if isinstance(x, Tensor):
             value = self._constant(x)
             assert value is not None
-            return value.detach().cpu()
-        return CPU if isinstance(x, torch.device) else x
+            return value.detach().cpu() if value.requires_grad or value.is_cuda else value
+        if isinstance(x, torch.device):
+            return CPU
+        if type(x) in (tuple, list):
+            return type(x)([self._with_data(item) for item in x])
+        if type(x) is dict:
+            return {key: self._with_data(item) for key, item in x.items()}
+        return tree_map(self._with_data, x) if isinstance(x, (tuple, list, dict)) else x
 
     def _given(self, x: Any) -> Any:
         if isinstance(x, Tensor):

@@ -159,6 +159,15 @@ def _multiplied(given: Mapping[str, Any]) -> torch.Size | None:
     return torch.Size([*x.shape[:-1], weight.shape[0]]) if fits else None
 
 
+def _attended(given: Mapping[str, Any]) -> torch.Size | None:
+    """The shape of what attention gives; None where its tensors do not fit one by one."""
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    fits = q.dim() > 2 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+    fits = fits and q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2]
+    fits = fits and q.dtype == k.dtype == v.dtype and given.get("attn_mask") is None
+    return torch.Size([*q.shape[:-1], v.shape[-1]]) if fits else None
+
+
 # Functions that torch takes long to find the shapes of: names of arguments, and the shape.
 KNOWN_SHAPES: dict[
     Function, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], torch.Size | None]]
@@ -168,6 +177,7 @@ KNOWN_SHAPES: dict[
     F.layer_norm: (("input", "normalized_shape", "weight", "bias"), _over_last),
     F.interpolate: (("input", "size", "scale_factor", "mode"), _resized),
     F.linear: (("input", "weight", "bias"), _multiplied),
+    F.scaled_dot_product_attention: (("query", "key", "value", "attn_mask"), _attended),
 }
 
 
