@@ -65,6 +65,16 @@ def test_a_target_inside_of_a_file_is_refused_at_once(run: Any, tmp_path: Path) 
         assert "file is a file" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    "wrong", [["--include", "nix.*"], ["--exclude", "nix.*"], ["--ratio", "nix.*=0.5"]]
+)
+def test_a_pattern_that_matches_nothing_is_said_before_images_are_measured(
+    run: Any, wrong: list[str]
+) -> None:
+    told = run("compress", *DIGITS, "--test", "digits", *wrong, code=2).stderr
+    assert "nix.*" in told.splitlines()[-1] and "accuracy of the original" not in told
+
+
 def test_inputs_that_the_network_does_not_take_are_one_clear_error() -> None:
     with pytest.raises(lbyl.LbylError, match=r"\(9, 5\) .* example inputs are \(2, 6\)"):
         lbyl.compress(small(), torch.randn(2, 6), 0.5, data=torch.randn(9, 5))

@@ -66,9 +66,9 @@ def compare(
     machine: dict[str, Any] = {"device": device, "threads": threads}
     network = build(screen, model, weights, classes=classes, **machine, **scale)
     accuracy = Accuracies.on(screen, network, test, limit)
-    accuracy.measure("original", "measuring accuracy")
     where: dict[str, Any] = {"include": include, "exclude": exclude, "residual": residual}
     prepared = prepare(screen, network, source=source, seed=seed, **where)
+    accuracy.measure("original", "measuring accuracy")
     rows = compared(screen, prepared, trials, refine, accuracy)
     original = accuracy.found.get("original")
     document = {"model": model, "original": {"accuracy": original}, "refine": refine}

@@ -26,6 +26,7 @@ from lbyl.deploy import HEADINGS, OnnxNetwork, step_texts, target_of
 from lbyl.latency import Timing, compare
 from lbyl.models import Network
 from lbyl.models.blocks import compress_blocks
+from lbyl.planning.ratio import check_ratio
 from lbyl.planning.task import DEFAULT_CRITERION, DEFAULT_RATIO
 from lbyl.restoring.forecast import Forecast
 from lbyl.torchkit.format import counted, human, percent, percent_change
@@ -99,9 +100,11 @@ def compress(
     machine: dict[str, Any] = {"device": device, "threads": threads}
     network = build(screen, model, weights, classes=classes, **machine, **scale)
     accuracy = Accuracies.on(screen, network, test, limit)
-    accuracy.measure("original", "accuracy of the original")
     where: dict[str, Any] = {"include": include, "exclude": exclude, "residual": residual}
     prepared = prepare(screen, network, source=source, seed=seed, **where)
+    if isinstance(amount, (float, dict)):
+        check_ratio(prepared.graph, amount)  # before anything takes long
+    accuracy.measure("original", "accuracy of the original")
     how: dict[str, Any] = {"criterion": by, "method": restoring, "multiple_of": multiple_of}
     with screen.stage("compressing"):
         result = prepared.compress(amount, refine=refine, **how)
