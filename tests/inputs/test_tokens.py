@@ -194,3 +194,53 @@ def test_a_language_network_is_compressed_and_refined() -> None:
         gaps = [float((m(fresh) - wanted).norm()) for m in (plain.model, none)]
     assert gaps[0] < 0.8 * gaps[1]
     assert refined.refinement is not None
+
+
+class Encoder(nn.Module):
+    """Of 1,200 words every other one of the first 60 is silent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1200, 8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        generator = torch.Generator().manual_seed(0)
+        table = torch.randn(1200, 8, generator=generator)
+        table[:60:2, :4] = 0  # what the layers do not read is as far from the mean as the rest
+        table[:60:2, 4:] *= 1.4
+        self.words.weight.data.copy_(table)
+        self.up.weight.data.copy_(torch.randn(16, 8, generator=generator))
+        self.up.weight.data[:, 4:] = 0
+        self.up.bias.data.zero_()
+        self.down.bias.data.zero_()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        # One vector for the whole text, given to every token.
+        read = self.down(self.up(self.words(input_ids)).relu()).sum(1, keepdim=True)
+        return read.expand(-1, input_ids.shape[1], -1)
+
+
+@pytest.fixture
+def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
+    monkeypatch.setattr(tokens, "TELLING", 90)
+    return Encoder().eval()
+
+
+def test_tokens_that_change_nothing_are_the_common_ones(encoder: Encoder) -> None:
+    fresh = FreshInputs(encoder, torch.zeros(2, 12, dtype=torch.long), count=64)
+    common = fresh.common
+    assert common is not None and len(common) == tokens.TELLING // tokens.QUIET
+    trained = set(tokens.trained_tokens(encoder.words.weight.detach()).tolist())
+    silent = trained & set(range(0, 60, 2))
+    assert len(silent & set(common.tolist())) >= 0.9 * min(len(silent), len(common))
+    text = torch.cat(list(fresh.collection().batches))[:, 1:-1]
+    found = torch.isin(text, common).float().mean()
+    assert tokens.COMMON - 0.05 < float(found) < tokens.COMMON + 0.15
+
+
+def test_networks_that_tell_nothing_get_text_as_before(encoder: Encoder) -> None:
+    x = torch.zeros(2, 12, dtype=torch.long)
+    few = Reader().eval()
+    assert FreshInputs(few, x % VOCABULARY).common is None  # a vocabulary too small for words
+    pooled = nn.Sequential(encoder, nn.Flatten(1)).eval()
+    assert FreshInputs(pooled, x).common is None  # no output for each token
+    assert FreshInputs(nn.Linear(4, 2), torch.randn(2, 4)).common is None

@@ -18,7 +18,7 @@ from lbyl.errors import LbylError
 from lbyl.inputs.inversion import invert
 from lbyl.inputs.procedural import procedural_images
 from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm
-from lbyl.inputs.tokens import find_text, random_text
+from lbyl.inputs.tokens import common_tokens, find_text, random_text
 from lbyl.inputs.writing import RANDOM, SEQUENCES, Author, find_author
 from lbyl.torchkit.layout import channels_last, prefers_channels_last
 from lbyl.torchkit.run import (
@@ -118,6 +118,16 @@ class FreshInputs:
     @cached_property
     def gains(self) -> SpectrumGains | None:
         return match_first_batchnorm(self.model, self.example_inputs)
+
+    @cached_property
+    def common(self) -> Tensor | None:
+        """Tokens that stand in every text, of a network that reads and cannot write."""
+        if self.author is None or self.author.kind != RANDOM:
+            return None
+        try:
+            return common_tokens(self.model, self.author.example_inputs, self.author.text)
+        except Exception:  # whatever the network says to a longer text
+            return None
 
     @cached_property
     def author(self) -> Author | None:
@@ -274,6 +284,7 @@ class FreshInputs:
             per_batch=per_batch,
             seed=self.seed + draw,
             gains=self.gains,
+            common=self.common,
         )
         if fixed is not None and fixed < LEAST_BATCH:
             drawn = replace(drawn, batch_statistics=False)
@@ -324,11 +335,13 @@ def procedural(
     per_batch: int | None = None,
     seed: int = 0,
     gains: SpectrumGains | None = None,
+    common: Tensor | None = None,
 ) -> InputBatches:
     """Procedural images of the example's shape; random tokens where the example is of numbers.
 
     There are as many in a batch as `BATCH_PIXELS` allow unless `per_batch` is given. `gains` change
-    the spectrum and the colours of images; None leaves them as painted.
+    the spectrum and the colours of images; None leaves them as painted. `common` are tokens that
+    stand in every text.
     """
     device = device_of(model)
     example_inputs = tree_map_only(Tensor, lambda x: x.to(device), example_inputs)
@@ -355,7 +368,7 @@ def procedural(
         later = DrawnLater(tuple(enumerate(_sizes(total, size))), draw)
         return InputBatches(later, len(later), True, "procedural")
     if text is not None:
-        made = random_text(text, example_inputs, total, seed)
+        made = random_text(text, example_inputs, total, seed, common)
     else:
         like = partial(_like, total=total, batch=tensors[0].shape[0], seed=seed, gains=gains)
         made = tree_map_only(Tensor, like, example_inputs)

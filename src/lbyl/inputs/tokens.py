@@ -3,6 +3,7 @@
 What is known without data is the table of embeddings. Tokens that were never trained lie near the
 table's mean and are left out. Tokenisers number tokens by how frequent they are, so ranks follow
 Zipf's law. And text is about something: most tokens of a sequence are drawn near one of them.
+What else stands in a text, the network tells: tokens that hardly change what it makes of one.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.torchkit.intercept import Function, Interceptor
-from lbyl.torchkit.run import Inputs, call_on_these, evaluation_mode
+from lbyl.torchkit.run import Inputs, call_model, call_on_these, evaluation_mode, tensors_in
 
 TOPICAL = 0.7  # fraction of tokens drawn from the neighbourhood of the sequence's topic
 NEIGHBOURS = 64
 ZIPF_OFFSET = 30  # p ∝ 1 / (rank + offset)
 TRAINED = 0.7  # of the median distance to the mean embedding
+COMMON = 0.5  # fraction of tokens that hardly change anything, where the network tells which
+TELLING, CONTEXTS = 2048, 2  # frequent tokens that are asked about, each in so many texts,
+QUIET = 3  # and of which one in three counts as such
+WORDS = 1000  # with fewer tokens there are no words
+AT_ONCE = 256  # sequences that run at once
 LENGTH = 20  # short sequences are mixed less by attention, as real ones are
 
 
@@ -85,22 +91,72 @@ def main_text(texts: Sequence[Text]) -> Text | None:
     return max(texts, key=lambda text: len(text.table), default=None)
 
 
-def random_text(text: Text, example_inputs: Inputs, count: int, seed: int) -> Inputs:
-    """`count` sequences in the form of the example; first and last token are the example's own."""
+def random_text(
+    text: Text, example_inputs: Inputs, count: int, seed: int, common: Tensor | None = None
+) -> Inputs:
+    """`count` sequences in the form of the example; first and last token are the example's own.
+
+    `common` are tokens that stand between those of a topic.
+    """
     generator = torch.Generator().manual_seed(seed)
     length = text.tokens.shape[1]
     if free_length(text, example_inputs):
         length = min(length, LENGTH)
-    drawn = drawn_like(text, example_inputs, (count, length), generator)
+    drawn = drawn_like(text, example_inputs, (count, length), generator, common)
     return in_form(example_inputs, [(text, drawn)])
 
 
+@torch.no_grad()
+def common_tokens(model: nn.Module, example_inputs: Inputs, text: Text) -> Tensor | None:
+    """Frequent tokens, in the order of their numbers, that change a text's meaning least.
+
+    Each is put into the middle of some texts. How far the outputs turn, the mean over tokens, is
+    what it counts for: an encoder has learnt which words tell nothing, and these are the ones that
+    stand in every text. None where a text cannot be longer or there are no words.
+    """
+    trained = trained_tokens(text.table)
+    if len(trained) < WORDS or not free_length(text, example_inputs):
+        return None
+    asked, generator = trained[:TELLING], torch.Generator().manual_seed(0)
+    shape = (CONTEXTS, min(text.tokens.shape[1], LENGTH))
+    texts = drawn_like(text, example_inputs, shape, generator)
+    middle = shape[1] // 2
+    turned = torch.zeros(len(asked), dtype=torch.float64)
+    with evaluation_mode(model):
+        for own in texts:
+            whole = _meaning(model, example_inputs, text, own[None])
+            for at in range(0, len(asked), AT_ONCE):
+                some = asked[at : at + AT_ONCE]
+                before, after = (x.expand(len(some), -1) for x in (own[:middle], own[middle:]))
+                longer = torch.cat([before, some[:, None], after], 1)
+                found = _meaning(model, example_inputs, text, longer)
+                if whole is None or found is None:
+                    return None
+                turned[at : at + AT_ONCE] += 1 - (found @ whole.T)[:, 0].cpu()
+    if not bool(torch.isfinite(turned).all()):
+        return None
+    return asked[turned.argsort(stable=True)[: len(asked) // QUIET].sort().values]
+
+
+def _meaning(model: nn.Module, example_inputs: Inputs, text: Text, tokens: Tensor) -> Tensor | None:
+    """(sequences, width): the first output for every token, the mean over them, at unit length."""
+    out = call_model(model, in_form(example_inputs, [(text, tokens)]))
+    for x in tensors_in(out):
+        if x.dim() == 3 and x.shape[:2] == tokens.shape and x.is_floating_point():
+            return F.normalize(x.double().mean(1), dim=1)
+    return None
+
+
 def drawn_like(
-    text: Text, example_inputs: Inputs, shape: tuple[int, int], generator: torch.Generator
+    text: Text,
+    example_inputs: Inputs,
+    shape: tuple[int, int],
+    generator: torch.Generator,
+    common: Tensor | None = None,
 ) -> Tensor:
     """Random tokens (sequences, length) between the first and the last of the example."""
     rows = torch.arange(shape[0]) % len(text.tokens)
-    drawn = draw(text.table, shape, generator)
+    drawn = draw(text.table, shape, generator, common)
     if shape[1] > 2:
         drawn[:, 0] = text.tokens.cpu()[rows, 0]
         drawn[:, -1] = _last(text, example_inputs)[rows]
@@ -150,24 +206,35 @@ def _last(text: Text, example_inputs: Inputs) -> Tensor:
     return tokens[:, -1]
 
 
-def draw(table: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Token numbers (sequences, length) for a table of embeddings (tokens, width)."""
+def trained_tokens(table: Tensor) -> Tensor:
+    """Numbers of the tokens whose embeddings were trained, in order."""
     table = table.float().cpu()
     distance = (table - table.mean(0)).norm(dim=1)
-    trained = torch.nonzero(distance >= TRAINED * distance.median()).reshape(-1)
-    likely = 1 / (torch.arange(len(trained)) + float(ZIPF_OFFSET))
+    return torch.nonzero(distance >= TRAINED * distance.median()).reshape(-1)
+
+
+def draw(
+    table: Tensor,
+    shape: tuple[int, int],
+    generator: torch.Generator,
+    common: Tensor | None = None,
+) -> Tensor:
+    """Token numbers (sequences, length) for a table of embeddings (tokens, width)."""
+    trained = trained_tokens(table)
     count, length = shape
 
-    def pick(number: int) -> Tensor:
+    def pick(number: int, total: int) -> Tensor:
+        likely = 1 / (torch.arange(total) + float(ZIPF_OFFSET))
         return torch.multinomial(likely, number, replacement=True, generator=generator)
 
-    loose = pick(count * length).reshape(shape)
-    directions = F.normalize(table[trained], dim=1)
+    every = trained if common is None else common
+    loose = every[pick(count * length, len(every))].reshape(shape)
+    directions = F.normalize(table.float().cpu()[trained], dim=1)
     near = min(NEIGHBOURS, len(trained))
-    topics = directions[pick(count)]
+    topics = directions[pick(count, len(trained))]
     around = torch.cat(
         [(part @ directions.T).topk(near, dim=1).indices for part in topics.split(64)]
     )
     bound = around.gather(1, torch.randint(near, shape, generator=generator))
-    topical = torch.rand(shape, generator=generator) < TOPICAL
-    return trained[torch.where(topical, bound, loose)]
+    topical = TOPICAL if common is None else 1 - COMMON
+    return torch.where(torch.rand(shape, generator=generator) < topical, trained[bound], loose)
