@@ -269,3 +269,11 @@ def test_a_consumer_that_reads_other_units_too_keeps_their_columns() -> None:
     torch.testing.assert_close(rewritten(), expected)
     assert torch.equal(rewritten(kept={}), weight[:, columns])
     assert torch.equal(rewritten(deliveries={}), weight[:, columns])
+
+
+def test_a_ridge_may_be_nothing_and_not_less() -> None:
+    assert lbyl.methods.Echo(ridge=0.0).ridge == 0
+    with pytest.raises(lbyl.LbylError, match="ridge"):
+        lbyl.methods.Echo(ridge=-1e-9)
+    with pytest.raises(lbyl.LbylError, match="taps"):
+        lbyl.methods.Echo(taps="none")

@@ -323,3 +323,12 @@ def test_the_same_question_is_answered_from_memory(monkeypatch: pytest.MonkeyPat
     lbyl.methods.Fold(seed=1).select(weights, 3)
     lbyl.methods.Fold(restarts=2).select(weights, 3)
     assert asked == [3, 4, 5, 3, 3, 3]
+
+
+def test_the_gain_does_not_depend_on_the_scale_of_filters() -> None:
+    filters = torch.rand(5, 8, generator=generator()).double()
+    members = torch.tensor([[1.0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]).double()
+    gain = _gain(filters, members)
+    torch.testing.assert_close(_gain(1e-12 * filters, members), gain)
+    alone = _gain(filters, torch.eye(5).double())
+    torch.testing.assert_close(alone, torch.ones(5).double())

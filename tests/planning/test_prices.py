@@ -24,6 +24,7 @@ from lbyl.planning.budget import (
     within_error,
 )
 from lbyl.planning.elimination import EchoCriterion, consumer_view
+from lbyl.planning.grouped import group_views
 from support.attention import block
 from support.networks import build, example
 
@@ -172,3 +173,36 @@ def test_sizes_of_channels_and_heads_multiply() -> None:
     assert found["attention.q.weight"] == 2 * 2 * 12 and found["attention.q.bias"] == 2 * 2
     assert found["attention.v.weight"] == 2 * 4 * 12
     assert found["attention.out.weight"] == 12 * 2 * 4
+
+
+def test_layers_without_batchnorm_have_no_power_in_a_sum() -> None:
+    model = Residual().eval()
+    model.stem[1] = nn.Identity()  # type: ignore[assignment]
+    with torch.no_grad():
+        model.blocks[0][3].weight.fill_(2.0)
+        model.blocks[1][3].weight.fill_(2.0)
+    graph = lbyl.trace(model, torch.zeros(1, 3, 4, 4))
+    found = influence(model, graph.all_units)
+    assert found["stem.0"] == 1.0 and found["blocks.0.2"] == 1.0  # of nothing before it
+    assert found["blocks.1.2"] == pytest.approx(1 / 2)
+
+
+def test_layers_outside_of_sums_have_all_influence() -> None:
+    model = build("chain")
+    graph = lbyl.trace(model, example("chain"))
+    assert unit_influence(model, graph) == {"0": 1.0, "3": 1.0}
+    assert set(influence(model, graph.all_units).values()) == {1.0}
+
+
+@pytest.mark.parametrize("kind", ["heads", "v", "qk"])
+def test_curves_of_attention_are_fractions_of_what_its_views_make(kind: str) -> None:
+    model, x = block("kernel")
+    prepared = lbyl.prepare(model, x, include=f"*:{kind}", data=x)
+    (unit,) = prepared.graph.units
+    statistics, weights = prepared.statistics(), unit_weights(prepared.graph, model)[unit.name]
+    found = curves(model, prepared.graph, statistics)[unit.name].error
+    total = sum(view.total for view in group_views(weights, statistics))
+    costs = [cost for _, cost in EchoCriterion().order(weights, statistics)]
+    expected = torch.tensor([0.0, *costs]).cumsum(0) / total
+    assert found.tolist() == pytest.approx(expected.clamp(max=1).tolist(), rel=1e-4, abs=1e-9)
+    assert 0 < float(found[1]) < 1

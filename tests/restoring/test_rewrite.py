@@ -102,6 +102,7 @@ def test_mixtures_too_large_for_the_model_are_not_made() -> None:
             model, graph, plan, Made(delivery=Delivery(matrix, 1e39 * merge, gain)), None
         )
     assert [note for note in notes if "no channels are merged" in note]
+    assert torch.equal(done.deliveries["0"].matrix, identity_rows(10, KEPT, torch.zeros(1)))
     assert torch.equal(done.model[0].weight, model[0].weight[KEPT])  # type: ignore[index]
     assert torch.equal(done.model[3].weight, model[3].weight[:, KEPT])  # type: ignore[index]
 

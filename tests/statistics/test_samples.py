@@ -100,3 +100,28 @@ def test_pixels_are_drawn_where_they_lie_in_memory() -> None:
         assert torch.equal(pixels_of(images, 1000, generator()), rows)
         some = pixels_of(images, 40, generator())
         assert torch.equal(some, thin(rows, 40, generator()))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 8), (2, 3, 4, 5, 6)])
+def test_pixels_of_any_dimensions_are_rows_of_channels(shape: tuple[int, ...]) -> None:
+    x = torch.randn(*shape)
+    rows = x.movedim(1, -1).reshape(-1, 3)
+    assert torch.equal(pixels_of(x, 1000, generator()), rows)
+    some = pixels_of(x, 4, generator())
+    assert some.shape == (4, 3) and torch.equal(some, thin(rows, 4, generator()))
+
+
+def test_windows_in_one_and_three_dimensions() -> None:
+    signal = torch.randn(2, 3, 9)
+    geometry = Geometry((4,), (2,), ((1, 1),), (1,))
+    seen = patches_of(signal, geometry, 1 << 20, generator())
+    padded = F.pad(signal, (1, 1))
+    wanted = torch.cat([padded[n, :, i : i + 4][None] for n in range(2) for i in (0, 2, 4, 6)])
+    assert torch.equal(seen, wanted)
+    volume, weight = torch.randn(1, 2, 4, 5, 6).double(), torch.randn(3, 2, 2, 2, 3).double()
+    geometry = Geometry((2, 2, 3), (1, 1, 1), ((0, 0), (1, 1), (0, 0)), (1, 2, 1))
+    seen = patches_of(volume, geometry, 1 << 20, generator())
+    made = F.conv3d(volume, weight, padding=(0, 1, 0), dilation=(1, 2, 1))
+    torch.testing.assert_close(
+        seen.flatten(1) @ weight.flatten(1).T, made.movedim(1, -1).flatten(0, -2)
+    )

@@ -8,6 +8,7 @@ look at, half goes where it looks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,8 +147,10 @@ class ProductSums:
         some = torch.stack(places).to(q.device)
         q = _taken(q, some)
         mask = None if mask is None else _taken(mask, some)
-        each = q.shape[1] * q.shape[2] * k.shape[2] * self.pairs.shape[1] * self.pairs.shape[2]
-        at_once = max(1, AT_ONCE // max(each, 1))  # no result depends on it
+        size = math.prod(
+            (*q.shape[1:3], k.shape[2], *self.pairs.shape[1:])
+        )  # no result depends on it
+        at_once = max(1, AT_ONCE // max(size, 1))  # no result depends on it
         for part in range(0, len(q), at_once):
             stretch = slice(part, part + at_once)
             own = None if mask is None else mask[stretch]
