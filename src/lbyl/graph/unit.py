@@ -272,9 +272,13 @@ class Graph:
         """
         owner = self._owner
         parts: dict[str, dict[Axis, Tensor]] = {}
+        whole = {unit.start: torch.arange(unit.start, unit.range.stop) for unit in self.units}
         for axis, channel in self.axes.items():
             if channel.dim() > 1:  # beside heads, of which some stay as well as of the channels
                 continue
+            all_of_one = whole.get(int(channel[0])) if len(channel) else None
+            if all_of_one is not None and torch.equal(channel[: len(all_of_one)], all_of_one):
+                continue  # the usual case: all channels of a unit, in order
             index = owner[channel.clamp(max=len(owner) - 1)]  # −1: no channel, so always kept
             if bool((index < 0).any()):
                 continue

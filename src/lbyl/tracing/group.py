@@ -42,23 +42,46 @@ def _stacked(flow: Flow) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Grouping:
+    """Channels of a flow by the layers that make them, whether they may go or not."""
+
+    groups: list[tuple[Group, list[str], bool]]  # with who reads them, and whether sums tie them
+    unprunable: dict[str, str]  # layer → why, as long as it is in no unit
+
+    @classmethod
+    @one_thread()
+    def of(cls, flow: Flow) -> Grouping:
+        classes = flow.atoms.classes()
+        pinned = flow.atoms.pinned(classes)
+        full = _full(flow)
+        added = torch.zeros(flow.atoms.count, dtype=torch.bool)
+        added[classes[flow.atoms.added()]] = True
+        unprunable = dict(flow.refused)
+        unprunable |= {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
+        unprunable |= dict.fromkeys(_stacked(flow), STACKED)
+        groups = _group_producers(full, flow.atoms, classes, pinned)
+        read_by = _consumer_names(full, flow.atoms, classes, groups)
+        feedback = _feedback(flow, [group.layers for group in groups])
+        tied = [fed and bool(added[g.members].any()) for g, fed in zip(groups, feedback)]
+        return cls(list(zip(groups, read_by, tied)), unprunable)
+
+
+def _full(flow: Flow) -> list[Layer]:
+    """Layers that read all channels for each that they make."""
+    return [c for c in flow.layers if c.weight not in flow.grouped]
+
+
 @one_thread()
-def build(flow: Flow, residual: bool, least: int = 2) -> Graph:
-    """Group the channels of a flow into units of at least `least` channels each."""
-    classes = flow.atoms.classes()
-    pinned = flow.atoms.pinned(classes)
-    full = [c for c in flow.layers if c.weight not in flow.grouped]
-    added = torch.zeros(flow.atoms.count, dtype=torch.bool)
-    added[classes[flow.atoms.added()]] = True
-    unprunable = dict(flow.refused)
-    unprunable |= {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
-    unprunable |= dict.fromkeys(_stacked(flow), STACKED)
-    groups = _group_producers(full, flow.atoms, classes, pinned)
-    read_by = _consumer_names(full, flow.atoms, classes, groups)
-    feedback = _feedback(flow, [group.layers for group in groups])
+def build(flow: Flow, residual: bool, least: int = 2, known: Grouping | None = None) -> Graph:
+    """Group the channels of a flow into units of at least `least` channels each.
+
+    `known` is the grouping of this very flow, where it was worked out before.
+    """
+    known = Grouping.of(flow) if known is None else known
+    unprunable = dict(known.unprunable)
     accepted: list[tuple[Group, list[str], bool]] = []
-    for group, consumers, fed in zip(groups, read_by, feedback):
-        tied = fed and bool(added[group.members].any())
+    for group, consumers, tied in known.groups:
         few = len(group.members) < least
         why = _why_not(group.layers, few, tied and not residual, consumers)
         if why:
@@ -67,14 +90,15 @@ def build(flow: Flow, residual: bool, least: int = 2) -> Graph:
         for layer in group.layers:
             unprunable.pop(layer.name, None)
         accepted.append((group, consumers, tied))
-    axes, owners = _number(flow, classes, [group.members for group, _, _ in accepted])
+    members = [group.members for group, _, _ in accepted]
+    axes, owners = _number(flow, flow.atoms.classes(), members)
     units: list[Unit] = []
     for (group, consumers, tied), touched in zip(accepted, owners):
         start = units[-1].range.stop if units else 0
         units.append(_unit(flow, group, start, consumers, touched, tied))
     return Graph(
         tuple(units),
-        _consumers(flow, full, axes),
+        _consumers(flow, _full(flow), axes),
         axes,
         unprunable,
         {n: tuple(flow.shape(v)) for v, n in flow.record.parameters.items()},

@@ -18,7 +18,7 @@ from lbyl.torchkit.surroundings import own_randomness
 from lbyl.torchkit.tensors import is_finite, numbers
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
-from lbyl.tracing.group import build, without
+from lbyl.tracing.group import Grouping, build, without
 from lbyl.tracing.heads import offer
 
 Patterns = str | Sequence[str]
@@ -44,8 +44,9 @@ def trace(
     check_model(model)
     model = split_experts(model)
     flow = follow(model, example_inputs, residual=residual)
-    graph = build(flow, residual=residual)
-    whole = graph if residual else build(flow, residual=True)
+    known = Grouping.of(flow)
+    graph = build(flow, residual=residual, known=known)
+    whole = graph if residual else build(flow, residual=True, known=known)
     unprunable = {**packed(model), **graph.unprunable}
     batch = _batch(example_inputs)
     graph = replace(graph, batch=batch, all_units=whole.units, unprunable=unprunable)
