@@ -1,10 +1,12 @@
 """The map from what is known without data to accuracy kept, and how far it is off.
 
     python -m benchmarks.forecast_fit ROWS.jsonl …     # what `benchmarks.forecast measure` wrote
+    python -m benchmarks.forecast_fit --unseen ROWS.jsonl …     # nothing is fitted: the shipped map
 
 Every figure told of a network comes from a map that was fitted on the other networks, its interval
 from errors made on the others in the same way. The constants printed at the end are those of
-`lbyl/restoring/forecast.py`, fitted on all. Stores forecast.json and forecast.png.
+`lbyl/restoring/forecast.py`, fitted on all. Stores forecast.json and forecast.png; with
+`--unseen`, for networks that took no part, forecast-unseen.json and forecast-unseen.png.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from benchmarks.forecast import read_rows
-from lbyl.restoring.forecast import Calibration, Signs
+from lbyl.restoring.forecast import FRESH, OWN, Calibration, Signs
 
 KNOTS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96, 1.0)  # forecasts at which errors are tabled
 WIDTH = (0.15, 0.02)  # of the neighbourhood errors are taken from, at a forecast of nothing and all
@@ -244,9 +246,48 @@ def plot(networks: dict[str, Any]) -> Any:
     return figure
 
 
+COLUMNS = (
+    "settings", "rank", "error", "error_mild", "covered", "covered_mild", "half_width_mild",
+)  # fmt: skip
+STORED = ("network", "key", "base", "accuracy", "agreement", "images", "macs", "features")
+
+
+def shipped(rows: Sequence[dict[str, Any]], source: str) -> dict[str, Any]:
+    """For every network how far the map that ships is off."""
+    table = Table.of(rows, source)
+    made = OWN if source == "own" else FRESH
+    names = sorted(set(table.network))
+    return {name: _network(rows, source, name, table, made) for name in names}
+
+
+def fitted(rows: Sequence[dict[str, Any]], source: str) -> dict[str, Any]:
+    """The map fitted on these rows, and how far it is off on networks left out."""
+    networks, made, wider = judged(rows, source)
+    print(source, f"widened {wider:g} times", made)
+    return {
+        "networks": networks,
+        "widened": wider,
+        "calibration": {"constant": made.constant, "weights": made.weights},
+        "errors": made.errors,
+    }
+
+
+def show(source: str, networks: dict[str, Any]) -> None:
+    table = [[name, *(found[c] for c in COLUMNS)] for name, found in networks.items()]
+    means = [float(np.nanmean([line[i] for line in table])) for i in range(1, len(COLUMNS) + 1)]
+    print_table(f"{source} inputs", ["network", *COLUMNS], [*table, ["mean", *means]])
+
+
+def as_stored(row: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a row: features on painted inputs."""
+    features = {w: row["features"][w] for w in ("painted", "by-batch") if w in row["features"]}
+    return {key: row[key] for key in STORED} | {"features": features}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="+", type=Path)
+    parser.add_argument("--unseen", action="store_true", help="judge the shipped map, fit nothing")
     options = parser.parse_args()
     by_key: dict[str, dict[str, Any]] = {}
     for path in options.rows:
@@ -256,29 +297,13 @@ def main() -> None:
     left_over = sorted(name for name, count in counts.items() if count < FEWEST_SETTINGS)
     print("measured only in part, not used:", ", ".join(left_over) or "none")
     stored: dict[str, Any] = {"covered": COVERED, "settings": len(rows)}
-    figure = None
-    columns = ["settings", "rank", "error", "error_mild", "covered", "covered_mild"]
-    columns.append("half_width_mild")
     for source in SOURCES:
-        networks, made, wider = judged(rows, source)
-        table = [[name, *(found[c] for c in columns)] for name, found in networks.items()]
-        means = [float(np.nanmean([line[i] for line in table])) for i in range(1, len(columns) + 1)]
-        print_table(f"{source} inputs", ["network", *columns], [*table, ["mean", *means]])
-        print(source, f"widened {wider:g} times", made)
-        stored[source] = {
-            "networks": networks,
-            "widened": wider,
-            "calibration": {"constant": made.constant, "weights": made.weights},
-            "errors": made.errors,
-        }
-        figure = plot(networks) if source == "fresh" else figure
-    keep = ("network", "key", "base", "accuracy", "agreement", "images", "macs", "features")
-    stored["rows"] = [{k: row[k] for k in keep} for row in rows]
-    for row in stored["rows"]:
-        row["features"] = {
-            w: row["features"][w] for w in ("painted", "by-batch") if w in row["features"]
-        }
-    print("stored in", save_results("forecast", stored, figure))
+        told = {"networks": shipped(rows, source)} if options.unseen else fitted(rows, source)
+        show(source, told["networks"])
+        stored[source] = told
+    stored["rows"] = [as_stored(row) for row in rows]
+    name = "forecast-unseen" if options.unseen else "forecast"
+    print("stored in", save_results(name, stored, plot(stored["fresh"]["networks"])))
 
 
 if __name__ == "__main__":
