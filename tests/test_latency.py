@@ -44,6 +44,7 @@ def test_median_and_spread_ignore_a_hiccup() -> None:
 
 
 def test_onnx_runtime_and_threads() -> None:
+    pytest.importorskip("onnxruntime")
     before = torch.get_num_threads()
     models = {"small": nn.Linear(8, 4), "large": nn.Linear(8, 64)}
     found = compare(models, torch.zeros(2, 8), repeats=3, threads=1, onnx=True)

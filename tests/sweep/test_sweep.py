@@ -204,6 +204,7 @@ def test_rows_can_be_read_while_they_are_written(subject: Subject, store: Store)
 def test_an_address_where_nobody_answers_is_one_clear_error(
     subject: Subject, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("distributed")
     monkeypatch.setattr(engine, "DASK_SECONDS", 0.3)
     with pytest.raises(lbyl.LbylError, match="no Dask scheduler answers"):
         sweep(grid(subject, 0.5), SETTING, store, Engine(cluster="tcp://127.0.0.1:9"))
