@@ -24,12 +24,12 @@ def count(model: nn.Module) -> int:
 
 def test_timm(run_json: Any, tmp_path: Path) -> None:
     pytest.importorskip("timm")
-    name = ["timm:resnet10t", "--classes", "7", "--input-size", "64"]
+    name = ["timm:mobilenetv2_035", "--classes", "7", "--input-size", "32"]
     told = run_json("compress", *name, *QUICK, "--out", tmp_path)
-    slim, whole = lbyl.load(tmp_path), resolve("timm:resnet10t", classes=7).model
+    slim, whole = lbyl.load(tmp_path), resolve("timm:mobilenetv2_035", classes=7).model
     assert type(slim) is type(whole)
     assert count(slim) == told["after"]["parameters"] < 0.9 * count(whole)
-    assert slim(torch.randn(2, 3, 64, 64)).shape == (2, 7)
+    assert slim(torch.randn(2, 3, 32, 32)).shape == (2, 7)
 
 
 def test_a_classifier_of_transformers_comes_back_by_from_pretrained(
