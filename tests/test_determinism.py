@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +59,7 @@ class Drawing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.fails and len(x) > 4:
             raise RuntimeError("out of memory")
-        return self.inner(F.dropout(x, 0.2, training=True))
+        return self.inner(F.dropout(x, 0.1 + 0.2 * random.random(), training=True))
 
 
 def test_a_network_that_draws_numbers_draws_none_of_the_callers() -> None:
@@ -68,6 +70,15 @@ def test_a_network_that_draws_numbers_draws_none_of_the_callers() -> None:
             states.append(quick.compress(model, example("chain"), {"*": 0.5}).model.state_dict())
         torch.rand(3)
     assert same_bits(*states)
+
+
+def test_names_are_imported_without_drawing_from_the_callers_numbers() -> None:
+    """In a process of its own: packages that draw do so when they are first imported."""
+    program = (
+        "import random, lbyl; before = random.getstate(); lbyl.compress; lbyl.methods; lbyl.load; "
+        "assert random.getstate() == before"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_settings_and_random_states_are_the_callers_after_an_error() -> None:

@@ -66,12 +66,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value: Any = importlib.import_module(_MODULES[name])
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    else:
+    home = _MODULES.get(name) or _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module 'lbyl' has no attribute {name!r}")
+    import random
+
+    state = random.getstate()  # some packages draw from it while they are imported
+    try:
+        module = importlib.import_module(home)
+    finally:
+        random.setstate(state)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

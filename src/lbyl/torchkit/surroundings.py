@@ -8,6 +8,7 @@ it was, the last one puts it back, and hooks look on in their own thread only.
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -72,6 +73,7 @@ def own_randomness(seed: int = 0) -> Iterator[None]:
             initialised = torch.cuda.is_initialized()
             _shared.devices = list(range(torch.cuda.device_count())) if initialised else []
             _shared.random.enter_context(torch.random.fork_rng(devices=_shared.devices))
+            _shared.random.callback(random.setstate, random.getstate())  # some draw from Python's
         _shared.inside += 1
     _here.drawing = True
     _begin(seed)
@@ -87,6 +89,7 @@ def own_randomness(seed: int = 0) -> Iterator[None]:
 
 def _begin(seed: int) -> None:
     """Seed the generators whose state is remembered; what is being recorded draws as it will."""
+    random.seed(seed)
     torch.default_generator.manual_seed(seed)
     if _shared.devices and not torch.cuda.is_current_stream_capturing():
         for device in _shared.devices:
