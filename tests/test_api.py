@@ -78,6 +78,7 @@ def test_the_result_is_plain_data_and_readable() -> None:
     assert {"trace", "images", "collect", "restore"} <= document["seconds"].keys()
     assert all(seconds >= 0 for seconds in document["seconds"].values())
     text = str(result)
+    assert " ".join(text.split()).startswith(str(result.forecast))  # what people ask first
     assert "echo" in text and "parameters" in text and "MACs" in text and "bytes" in text
     assert "4/8" in text and "5/10" in text and "conv1" in text
     assert max(map(len, text.splitlines())) < 100
