@@ -176,6 +176,39 @@ main()
     assert now == before
 
 
+class Cast(nn.Linear):
+    """Casts its weights in every call, as networks do that also run in half precision."""
+
+    def __init__(self, *sizes: int, how: str = "to") -> None:
+        super().__init__(*sizes)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        like = {"to": x.dtype, "type": x.dtype, "type_as": x, "to tensor": x}.get(self.how)
+        given = [] if like is None else [like]
+        weight, bias = (getattr(p, self.how.split()[0])(*given) for p in (self.weight, self.bias))
+        return F.linear(x, weight, bias)
+
+
+@pytest.mark.parametrize("how", ["to", "to tensor", "type", "type_as", "double"])
+def test_layers_that_cast_their_weights_to_the_type_they_have_are_pruned(how: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, dtype=torch.double)
+    model = nn.Sequential(Cast(6, 8, how=how), nn.GELU(), Cast(8, 3, how=how)).double().eval()
+    graph = lbyl.trace(model, x)
+    assert [unit.name for unit in graph] == ["0"]
+    assert_exact(prove_cut(model, x, graph), graph)
+
+
+def test_layers_that_cast_their_weights_to_another_type_are_left_alone() -> None:
+    class Half(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight.to(torch.bfloat16).to(x), self.bias)
+
+    model = nn.Sequential(Half(6, 8), nn.ReLU(), Half(8, 3)).eval()
+    assert not len(lbyl.trace(model, torch.randn(4, 6)))
+
+
 class Doubled(nn.Module):
     """The last layer reads the channels of `left` twice, those of `right` once."""
 

@@ -107,7 +107,26 @@ _DESCRIPTIONS = {
     "is_inference",
     "_is_view",
 }
+CASTS = {
+    "float": torch.float32,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    "to": None,  # what these make is among their arguments
+    "type": None,
+    "type_as": None,
+}
 BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
+
+
+def _is_so_already(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a cast asks for the type that a tensor has: then torch gives the tensor itself."""
+    if name not in CASTS or not args or not isinstance(args[0], Tensor):
+        return False
+    asked = [*args[1:], *kwargs.values()]
+    kinds = [getattr(x, "dtype", x) for x in asked if isinstance(x, (Tensor, torch.dtype))]
+    # Devices, layouts and copies are left to torch.
+    return len(kinds) == len(asked) and all(k == args[0].dtype for k in [*kinds, CASTS[name]] if k)
 
 
 def _normalised(given: Mapping[str, Any]) -> torch.Size | None:
@@ -217,6 +236,9 @@ class Recorder(Interceptor):
                 self.record.parameters[self._numbers[key]] = self.names[key]
         return self._numbers[key]
 
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        return id(tensor if self.shapes is None else self.shapes.true(tensor)) in self.names
+
     def _assign(self, tensor: Tensor) -> int:
         record = self.record
         value = len(record.shapes)
@@ -246,6 +268,8 @@ class Recorder(Interceptor):
             return func(*args, **kwargs)
         if name == "__get__":
             name = resolve_name(func).split(".")[-2]
+        if _is_so_already(name, args, kwargs) and self._is_parameter(args[0]):
+            return args[0]  # on shapes it would be another tensor, of which nobody knows the name
         inputs: list[int] = []
         with torch._C.DisableTorchFunction():  # nobody needs to see how it looks at tensors
             spelled = self._spelled((args, kwargs), inputs)
