@@ -113,7 +113,7 @@ class CocoImages(Dataset[tuple[Tensor, Target]]):
         try:
             with Image.open(path) as picture:
                 pixels = np.array(picture.convert("RGB"))
-        except OSError as error:
+        except (OSError, ImportError) as error:  # Ultralytics makes PIL look for further readers
             raise LbylError(f"cannot read image {path}: {error}") from error
         image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
         if self._cache is not None:
