@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 FAST = ("llama", "gpt2", "t5", "phi3", "vit")
 # Without an attention that can be followed, and the words that say so.
-NONE = ("falcon", "longformer", "squeezebert")
+NONE = ("longformer", "squeezebert")
 SINGLE = ("xglm",)  # its code needs float32
 
 CASES = [
