@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lbyl.graph.unit import Norm
 from lbyl.tracing.labels import Flow, varying
-from lbyl.tracing.record import Call
+from lbyl.tracing.record import CASTS, Call
 from lbyl.tracing.rules.base import argument, input_of, opaque, rule, value_of
 
 STATISTICS = ("running_mean", "running_var")
@@ -95,9 +95,6 @@ def _takes_scale(flow: Flow, labels: Tensor, weight: int, bias: int | None) -> b
     for value in parameters:
         flow.atoms.tie(channels, flow.of(value), "it is normalised with fixed ones")
     return True
-
-
-CASTS = ("to", "type_as", "float", "half", "bfloat16")
 
 
 def is_mean_square(flow: Flow, call: Call) -> bool:
