@@ -32,7 +32,7 @@ from lbyl.planning.ratio import check_ratio, kept_count
 from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
 from lbyl.restoring.error_terms import error_terms, moment_ware
 from lbyl.restoring.forecast import Forecast
-from lbyl.restoring.refine import ROUNDS, Refinement, Steps, check_steps, own_inputs
+from lbyl.restoring.refine import Refinement, Steps, check_steps, own_inputs, rounds_of
 from lbyl.restoring.refine import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
 from lbyl.restoring.sequential import fit_sequentially
@@ -290,7 +290,7 @@ class Prepared:
         plan.check(self.graph)
         whole = {name: torch.arange(count) for name, count in plan.channels.items()}
         asked = plan.kept if units is None else units
-        names = [n for n, k in plan.kept.items() if n in asked and len(k) < plan.channels[n]]
+        names = [name for name in plan.pruned if name in asked]
         plans = (replace(plan, kept={**whole, n: plan.kept[n]}) for n in names)
         chooser = self._chooser(task, self.needed(task))
         return dict(zip(names, chooser.rough_scores(plans), strict=True))
@@ -424,7 +424,7 @@ class Prepared:
         elif self.data == "inversion":
             inputs = self.fresh.endless_with(self.inverted)
         else:
-            inputs = self.fresh.endless(steps if isinstance(steps, int) else sum(ROUNDS))
+            inputs = self.fresh.endless(sum(rounds_of(steps)))
         return refine_in_place(
             self.model,
             slim,

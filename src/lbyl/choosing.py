@@ -178,8 +178,7 @@ class Chooser:
         method = self.task.method
         measured = self.statistics is not None and self.statistics.source not in SPEAKING
         asked = method.correction == "recalibrate" and not getattr(method, "sequential", False)
-        pruned = any(len(kept) < plan.channels[name] for name, kept in plan.kept.items())
-        return asked and measured and bool(self.graph.norms) and pruned
+        return asked and measured and bool(self.graph.norms) and bool(plan.pruned)
 
     def _by(self, criterion: Criterion | None, allocation: Allocation | None) -> Trial:
         """The network with channels chosen by this criterion (None: by the method)."""
@@ -214,7 +213,9 @@ class Chooser:
                 told = self.whole_score(plan)
                 if told is not None:
                     self._scores[key] = agreed(told)
-            return self._scores.get(key) or self._judged(self._trial_of(counts, criterion))
+            if key in self._scores:
+                return self._scores[key]
+            return self._judged(self._trial_of(counts, criterion))
 
         return score
 
@@ -290,8 +291,7 @@ class Chooser:
         size = 0
         for plan in plans:
             some.append(plan)
-            pruned = [n for n, kept in plan.kept.items() if len(kept) < plan.channels[n]]
-            changed = {c for n in pruned for c in self.graph[n].consumers}
+            changed = {c for n in plan.pruned for c in self.graph[n].consumers}
             weights = [self.graph.shapes[self.graph.consumers[c].weight] for c in changed]
             size += sum(math.prod(shape) for shape in weights)
             if size > HELD:

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import lbyl
 from lbyl.planning.task import DEFAULT_RATIO, Chosen, Task, make_plan
-from support.networks import build, example
-
-
-class Beside(nn.Module):
-    """Two layers side by side make the channels of one residual stream: 4 and 8."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(6, 4), nn.Linear(6, 8)
-        self.sum, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        both = torch.cat([self.left(x), self.right(x)], dim=1) + self.sum(x)
-        return self.last(both.relu())
+from support.networks import Beside, build, example
 
 
 def test_the_channel_that_a_layer_needs_is_the_one_with_the_largest_filters() -> None:

@@ -94,6 +94,19 @@ class Bottleneck(nn.Module):
         return self.head(F.relu(y).mean((2, 3)))
 
 
+class Beside(nn.Module):
+    """Two layers side by side make the channels of one residual stream: 4 and 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 4), nn.Linear(6, 8)
+        self.sum, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([self.left(x), self.right(x)], dim=1) + self.sum(x)
+        return self.last(both.relu())
+
+
 def chain() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 10, 3, padding=1, bias=False),

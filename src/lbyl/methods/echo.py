@@ -18,7 +18,7 @@ from lbyl.statistics.moments import TAPS
 from lbyl.statistics.solve import RIDGE, deliver_weight, regress
 from lbyl.statistics.units import unit_covariance
 from lbyl.surgery.indices import pruned_of
-from lbyl.torchkit.tensors import onto
+from lbyl.torchkit.tensors import places
 
 if TYPE_CHECKING:
     from lbyl.graph.weights import UnitWeights
@@ -78,9 +78,7 @@ class Echo(Method):
         if not rewrite.takes_mean:  # it is part of what the kept inputs take over
             mean = moments.mean.flatten().to(weight)
             covariance, mixed = covariance + torch.outer(mean, mean), None
-        kept, pruned = (
-            onto(torch.nonzero(flags).reshape(-1), weight.device) for flags in (rows, ~rows)
-        )
+        kept, pruned = (places(flags, weight.device) for flags in (rows, ~rows))
         delivered = deliver_weight(flat, covariance, kept, pruned, self.ridge, mixed)
         if moments.taps == weight.shape[2]:
             new = delivered.weight.unflatten(1, (-1, moments.taps))

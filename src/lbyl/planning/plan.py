@@ -29,6 +29,11 @@ class Plan:
         """The name of the criterion or method that chose; None for a plan made by hand."""
         return (self.criterion or self.method).get("name")
 
+    @property
+    def pruned(self) -> dict[str, Tensor]:
+        """Unit → kept channels, of units that lose any."""
+        return {n: kept for n, kept in self.kept.items() if len(kept) < self.channels[n]}
+
     def then(self, later: Plan) -> Plan:
         """This plan and one of the network it made, as a single plan of the original."""
         kept, channels = dict(self.kept), dict(self.channels)

@@ -52,7 +52,7 @@ def gather(
     errors, delivery = {}, {}
     for name, task in tasks.items():
         known = prepared.needed(task) or common
-        pruned = _pruned(result.plan)
+        pruned = result.plan.pruned
         matrices = _matrices(prepared, task.method, pruned, known)
         if task.method is own:
             told = {row.unit: row.error for row in result.rows} if known is common else {}
@@ -150,12 +150,7 @@ def consumer_errors(
     restored = restore(prepared.model, prepared.graph, plan, method, statistics)
     if any(delivery.merge is not None for delivery in restored.deliveries.values()):
         return {}
-    return {unit: restored.error_of(prepared.graph[unit]) for unit in _pruned(plan)}
-
-
-def _pruned(plan: Plan) -> dict[str, Tensor]:
-    """Unit → kept channels, of units that lose any."""
-    return {name: kept for name, kept in plan.kept.items() if len(kept) < plan.channels[name]}
+    return {unit: restored.error_of(prepared.graph[unit]) for unit in plan.pruned}
 
 
 def _matrices(

@@ -78,7 +78,7 @@ def write_report(
     """
     measured, table = accuracy or {}, dict(errors or {})
     every = _every_row(result, alone)
-    own = [row for row in every if row["kept"] < row["channels"]]
+    own = _pruned(every)
     table = table or {str(result.method["name"]): own}
     compared = _comparison(*_compared_with(comparison, measured.get("original")))
     return write_page(
@@ -109,6 +109,11 @@ def _every_row(result: Result, alone: Mapping[str, float] | None) -> list[dict[s
     return [{**asdict(row), "alone": harms.get(row.unit)} for row in result.rows]
 
 
+def _pruned(rows: Rows) -> list[Mapping[str, Any]]:
+    """Rows of units that lose channels."""
+    return [row for row in rows if row["kept"] < row["channels"]]
+
+
 def _overview(
     result: Result,
     every: Rows,
@@ -117,7 +122,7 @@ def _overview(
     deployment: Rows,
 ) -> dict[str, Any]:
     """What the first part shows: headlines, bars by unit, and what every step gives."""
-    own = [row for row in every if row["kept"] < row["channels"]]
+    own = _pruned(every)
     return {
         "cards": _cards(result, accuracy, latency, own),
         "accuracies": _accuracies(accuracy),
@@ -130,7 +135,7 @@ def _overview(
 
 def _layers(every: Rows) -> dict[str, Any]:
     """What the second part shows: units that lose channels, and those kept whole."""
-    own = [row for row in every if row["kept"] < row["channels"]]
+    own = _pruned(every)
     return {
         "rows": own,
         "columns": {k: v for k, v in COLUMNS.items() if any(row[k] is not None for row in own)},

@@ -270,7 +270,7 @@ def refine(
     by_batch = second_pass is not None
     task = Distillation(original, slim, graph, indices, by_batch, vocabulary)
     descent = Descent(task, inputs, next(inputs), progress)
-    rounds = (steps,) if isinstance(steps, int) else ROUNDS
+    rounds = rounds_of(steps)
     first = last = descent.loss()
     asked = taken = 0
     if not math.isfinite(first):
@@ -345,6 +345,11 @@ def _mine(inputs: Inputs) -> Inputs:
     if size == 1 or not rows or min(rows) < 2 * size or len(set(rows)) > 1:
         return inputs
     return tree_map_only(Tensor, lambda x: x[rank::size] if x.dim() else x, inputs)
+
+
+def rounds_of(steps: Steps) -> tuple[int, ...]:
+    """How many steps are taken between two looks at whether they help."""
+    return (steps,) if isinstance(steps, int) else ROUNDS
 
 
 def check_steps(steps: object) -> None:

@@ -34,7 +34,7 @@ from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.parallel import each
 from lbyl.torchkit.processes import gathered, several, share
 from lbyl.torchkit.run import Progress
-from lbyl.torchkit.tensors import finite_each, onto
+from lbyl.torchkit.tensors import finite_each, places
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def restore(
     """
     solver = solver or Solver(model, graph, method, statistics)
     weights = unit_weights(graph, model, solver.state)
-    kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
+    kept = plan.pruned
     wanted = [
         n
         for n in kept
@@ -103,11 +103,27 @@ def restore(
     products = {}
     if method.restores_products and statistics is not None:
         products = _products(graph, kept, statistics, state, indices, values)
-    written: dict[str, Written] = {}
+    solved, written = _solved(solver, channel_cut, indices, progress)
+    values |= solved
+    # Of units whose consumers are all solved on their own the matrix by channel is not written.
+    reported = deliveries if method.by_unit else {}
+    slim = cut(model, values, attributes)
+    return Restoration(slim, reported, weights, written, products)
+
+
+def _solved(
+    solver: Solver,
+    channel_cut: ChannelCut,
+    indices: Mapping[Axis, Tensor],
+    progress: Progress | None,
+) -> tuple[dict[str, Tensor], dict[str, Written]]:
+    """New values around all consumers that lose inputs, and what is reported of each."""
+    graph, state, mask = channel_cut.graph, solver.state, channel_cut.mask
+    deliveries, kept = channel_cut.deliveries, channel_cut.kept
     solved: dict[str, Tensor] = {}
     cut_consumers = consumers_cut(graph, indices)
     # A table's weight stays: what its consumer takes over would change the table as well.
-    written |= {c.name: Written() for c in cut_consumers if c.weight in graph.tables}
+    written = {c.name: Written() for c in cut_consumers if c.weight in graph.tables}
     mine = [(step, c) for step, c in share(cut_consumers) if c.weight not in graph.tables]
     requests = {c.name: Request(c, kept_along(c.channel, mask), deliveries, kept) for _, c in mine}
     solver.solve(requests.values())
@@ -128,12 +144,7 @@ def restore(
             written[consumer.name] = Written()
         if progress:
             progress("solving", step + 1, len(cut_consumers))
-    solved, written = _from_all(solved, written, cut_consumers)
-    values |= solved
-    # Of units whose consumers are all solved on their own the matrix by channel is not written.
-    reported = deliveries if method.by_unit else {}
-    slim = cut(model, values, attributes)
-    return Restoration(slim, reported, weights, written, products)
+    return _from_all(solved, written, cut_consumers)
 
 
 def _from_all(
@@ -206,7 +217,7 @@ def _silenced(requests: Sequence[Request], solver: Solver) -> dict[str, Tensor] 
 def _silencing_requests(graph: Graph, plan: Plan, solver: Solver) -> list[Request] | None:
     """The consumers that read what a plan prunes; None where they do not tell everything."""
     method = solver.method
-    kept = {n: k for n, k in plan.kept.items() if len(k) < plan.channels[n]}
+    kept = plan.pruned
     if method.by_unit or any(graph[n].kind == "qk" for n in kept):
         return None
     if graph.channel_norms and any(graph[n].residual for n in kept):
@@ -326,7 +337,7 @@ class ChannelCut:
         They are those of `known`, an axis of the graph, where it is not one itself.
         """
         kept_here = kept_along(channel, self.mask)
-        new = tensor.index_select(axis, onto(torch.nonzero(kept_here).reshape(-1), tensor.device))
+        new = tensor.index_select(axis, places(kept_here, tensor.device))
         position = torch.cumsum(kept_here, 0) - 1  # where a kept index lies afterwards
         for unit in self._mixing_along(known or (name, axis)):
             indices, delivery = self.kept[unit.name].cpu(), self.deliveries[unit.name]

@@ -28,7 +28,7 @@ from lbyl.restoring.correct import (
 from lbyl.statistics.moments import Statistics
 from lbyl.torchkit.assumptions import assuming
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
-from lbyl.torchkit.tensors import can_take_bias, is_finite, numbers, onto, tensors
+from lbyl.torchkit.tensors import can_take_bias, is_finite, numbers, onto, places, tensors
 
 REMEMBERED = 1 << 28  # numbers of solutions and products
 
@@ -240,5 +240,5 @@ def floating(values: Mapping[str, Tensor]) -> list[Tensor]:
 def silenced(solution: Solution, consumer: Consumer, columns: Tensor, like: Tensor) -> Tensor:
     """The consumer's weight for all inputs, zeros where they are pruned: nobody reads those."""
     full = torch.zeros_like(like)
-    where = onto(torch.nonzero(columns).reshape(-1), like.device)
+    where = places(columns, like.device)
     return full.index_copy(consumer.axis, where, solution.values[consumer.weight])

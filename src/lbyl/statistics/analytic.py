@@ -23,7 +23,7 @@ from lbyl.graph.unit import Consumer, Graph, Unit
 from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.statistics.gaussian import ACTIVATIONS, Activation, activation_moments, filter_correlation
 from lbyl.statistics.moments import Moments, Statistics
-from lbyl.torchkit.tensors import tensors
+from lbyl.torchkit.tensors import places, tensors
 
 PASSING = frozenset(
     (
@@ -188,7 +188,7 @@ def _assembled(
         covariance[at[:, None], at] = known[unit.name].covariance.to(like)[owner[:, None], owner]
     if not bool(known_inputs.all()):
         wide = covariance.diagonal()[known_inputs.to(like.device)].mean()
-        rest = torch.nonzero(~known_inputs).reshape(-1).to(like.device)
+        rest = places(~known_inputs, like.device)
         covariance[rest, rest] = wide
     return mean, covariance
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -251,7 +252,8 @@ def collect_moments(
     Consumers whose inputs are not finite have none.
     """
     start = time.perf_counter()
-    collector = _run_over(model, graph, inputs, taps, seed, progress)
+    run = partial(_run_over, model, graph, inputs, taps, seed, progress)
+    collector = _looked_at_last(run) if device_of(model).type != "cpu" else run()
     accumulators, sums = collector.accumulators, collector.sums
     if several():
         device = device_of(model)
@@ -271,6 +273,16 @@ def collect_moments(
     return Statistics(moments, inputs.source, seconds, products=measured_products)
 
 
+def _looked_at_last(run: Callable[[], Collector]) -> Collector:
+    """A run on a device, which is asked once, after it, whether float32 was enough for the sums.
+
+    The processor is asked every time, which costs it nothing.
+    """
+    with assuming() as conditions:
+        collector = run()
+    return collector if all(numbers(conditions)) else run()
+
+
 def _run_over(
     model: nn.Module,
     graph: Graph,
@@ -279,28 +291,7 @@ def _run_over(
     seed: int,
     progress: Progress | None,
 ) -> Collector:
-    """What the network shows on the batches, added up.
-
-    Whether float32 was enough for the sums is asked of a device once, after the last batch; the
-    processor is asked every time, which costs it nothing.
-    """
-    if device_of(model).type == "cpu":
-        return _run_once(model, graph, inputs, taps, seed, progress)
-    with assuming() as conditions:
-        collector = _run_once(model, graph, inputs, taps, seed, progress)
-    if all(numbers(conditions)):
-        return collector
-    return _run_once(model, graph, inputs, taps, seed, progress)
-
-
-def _run_once(
-    model: nn.Module,
-    graph: Graph,
-    inputs: InputBatches,
-    taps: str,
-    seed: int,
-    progress: Progress | None,
-) -> Collector:
+    """What the network shows on the batches, added up."""
     state = tensors(model)
     accumulators = {
         c.name: _accumulator(c, state[c.weight], taps, inputs.count)

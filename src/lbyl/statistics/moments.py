@@ -13,7 +13,7 @@ from torch import Tensor
 from lbyl.errors import LbylError
 from lbyl.statistics.products import ProductMoments
 from lbyl.torchkit.files import read_tensors, write_tensors
-from lbyl.torchkit.tensors import onto
+from lbyl.torchkit.tensors import places
 
 FORMAT = "lbyl-statistics-2"
 DAMAGED = "is damaged, collect the statistics again"
@@ -66,7 +66,7 @@ class Moments:
         """(outputs,): mean of the consumer's output for an arranged weight."""
         mean = self.mean
         if kept is not None:
-            mean = mean.index_select(0, onto(torch.nonzero(kept.cpu()).reshape(-1), mean.device))
+            mean = mean.index_select(0, places(kept.cpu(), mean.device))
         return (weight * mean.to(weight)).sum((1, 2))
 
     def output_variance(self, weight: Tensor, features: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Moments:
 
         `weight` (outputs, those features, taps) is arranged; `features` are flags.
         """
-        rows = torch.nonzero(self.by_tap(features)).reshape(-1).to(self.covariance.device)
+        rows = places(self.by_tap(features), self.covariance.device)
         part = self.covariance[rows][:, rows].to(weight)
         if self.taps == weight.shape[2]:
             flat = weight.flatten(1)
@@ -99,7 +99,7 @@ class Moments:
         `before` (outputs, features, taps) is over all features, `after` over those that are kept;
         both arranged. `mixed` is `before` times the covariance, where that is known.
         """
-        rows = onto(torch.nonzero(self.by_tap(kept)).reshape(-1), self.covariance.device)
+        rows = places(self.by_tap(kept), self.covariance.device)
         if self.taps == before.shape[2]:
             old, new, summed = before.flatten(1), after.flatten(1), [1]
             mixed = old @ self.covariance.to(before) if mixed is None else mixed

@@ -147,9 +147,7 @@ class ProductSums:
         some = torch.stack(places).to(q.device)
         q = _taken(q, some)
         mask = None if mask is None else _taken(mask, some)
-        size = math.prod(
-            (*q.shape[1:3], k.shape[2], *self.pairs.shape[1:])
-        )  # no result depends on it
+        size = math.prod((*q.shape[1:3], k.shape[2], *self.pairs.shape[1:]))
         at_once = max(1, AT_ONCE // max(size, 1))  # no result depends on it
         for part in range(0, len(q), at_once):
             stretch = slice(part, part + at_once)

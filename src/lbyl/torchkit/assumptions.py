@@ -14,6 +14,8 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
+from lbyl.torchkit.contexts import holding
+
 _assumed: ContextVar[list[Tensor] | None] = ContextVar("assumed", default=None)
 
 
@@ -21,11 +23,8 @@ _assumed: ContextVar[list[Tensor] | None] = ContextVar("assumed", default=None)
 def assuming() -> Iterator[list[Tensor]]:
     """Take conditions inside for granted, and collect them."""
     conditions: list[Tensor] = []
-    token = _assumed.set(conditions)
-    try:
+    with holding(_assumed, conditions):
         yield conditions
-    finally:
-        _assumed.reset(token)
 
 
 def holds(condition: Tensor) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from lbyl.torchkit.contexts import holding
+
 _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 _layer: ContextVar[str] = ContextVar("layer", default="")
 
@@ -22,21 +24,15 @@ def noting() -> Iterator[list[str]]:
     An outer `noting` does not see it: the inner one decides what becomes of its notes.
     """
     notes: list[str] = []
-    token = _notes.set(notes)
-    try:
+    with holding(_notes, notes):
         yield notes
-    finally:
-        _notes.reset(token)
 
 
 @contextmanager
 def at(layer: str) -> Iterator[None]:
     """Notes inside belong to the layer of this name."""
-    token = _layer.set(layer)
-    try:
+    with holding(_layer, layer):
         yield
-    finally:
-        _layer.reset(token)
 
 
 def note(what: str) -> None:

@@ -61,6 +61,11 @@ def onto(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=x.device.type == "cpu")
 
 
+def places(flags: Tensor, device: torch.device) -> Tensor:
+    """The indices at which flags are set, on a device."""
+    return onto(torch.nonzero(flags).reshape(-1), device)
+
+
 def select(x: Tensor, axis: int, indices: Tensor) -> Tensor:
     """`x.index_select`, for images with channels innermost in memory so that they stay there."""
     if x.dim() == 4 and axis == 1 and x.is_contiguous(memory_format=torch.channels_last):
