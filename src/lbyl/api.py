@@ -265,12 +265,15 @@ class Prepared:
         return Judges(self.model, self.graph, self.fresh, self.own)
 
     @own_randomness()
-    def forecast(self, slim: nn.Module) -> Forecast | None:
-        """How much accuracy a slim network keeps; None where no input for it can be drawn."""
+    def forecast(self, slim: nn.Module, by_batch: Tensor | None = None) -> Forecast | None:
+        """How much accuracy a slim network keeps; None where no input for it can be drawn.
+
+        `by_batch` are its scores in the second pass, where they are known already.
+        """
         told = self.progress or (lambda *at: None)
         told("forecasting", 0, 1)
         try:
-            return self.judges.forecaster(slim)
+            return self.judges.forecaster(slim, by_batch=by_batch)
         except Exception as error:  # the network is cut and restored: its model runs or does not
             note(f"no forecast: {first_line(error)}")
             return None
@@ -353,7 +356,9 @@ class Prepared:
             if refine:
                 refinement = self._refine(restored.model, indices, refine)
                 clock.lap("refine")
-            forecast = self.forecast(restored.model)
+            # Steps change what a second run showed; nothing else here does.
+            seen = None if refine else trial.seen
+            forecast = self.forecast(restored.model, None if seen is None else seen.scores)
             clock.lap("forecast")
         before = () if statistics is None else statistics.fallbacks
         source = None if statistics is None else statistics.source

@@ -14,7 +14,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
-from lbyl.graph.unit import Graph
+from lbyl.graph.unit import Axis, Graph
 from lbyl.inputs.batches import FreshInputs, InputBatches
 from lbyl.planning.allocation import Allocation, Allocator, Counts, Sensitivity, spare
 from lbyl.planning.budget import Budget, Sizes, curves, unit_influence, within_error
@@ -25,7 +25,7 @@ from lbyl.planning.ratio import steps_of
 from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.forecast import Forecaster
-from lbyl.restoring.recalibrate import BatchNormMoments, batch_moments, recalibrate
+from lbyl.restoring.recalibrate import SecondPass, Seen, recalibrate
 from lbyl.restoring.rewrite import Restoration, restore, silencing
 from lbyl.restoring.solving import Solver
 from lbyl.statistics.moments import Statistics
@@ -82,12 +82,14 @@ class Judges:
         """Tells how much accuracy a network keeps: on own inputs, else on fresh ones."""
         if self.own is not None:
             return Forecaster(self.model, list(self.own.batches), "own")
-        return Forecaster(self.model, self.fresh.forecasting, by_batch=bool(self.graph.norms))
+        compared = self.graph.norms and self.second_pass.inputs.batch_statistics
+        second_pass = self.second_pass if compared else None
+        return Forecaster(self.model, self.fresh.forecasting, second_pass=second_pass)
 
     @cached_property
-    def second_pass(self) -> BatchNormMoments:
-        """What enters every BatchNorm of the original in the second pass."""
-        return batch_moments(self.model, self.fresh.second_pass)
+    def second_pass(self) -> SecondPass:
+        """What networks show that run once more, on inputs that no collection has seen."""
+        return SecondPass(self.model, self.fresh.second_pass)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Trial:
     plan: Plan
     restored: Restoration
     recalibrated: int = 0  # BatchNorms
+    seen: Seen | None = None  # of the slim network in the second pass, where it ran
     allocation: Allocation | None = None  # None: there was nothing to choose
     fallbacks: tuple[str, ...] = ()
 
@@ -150,8 +153,11 @@ class Chooser:
         """Cut and restore as planned, and run both networks once more where that is asked for."""
         with noting() as notes:
             restored = self._restored(plan)
-            recalibrated = self._recalibrate(plan, restored.model)
-        return Trial(plan, restored, recalibrated, allocation, tuple(notes))
+            seen, recalibrated = None, 0
+            if self._recalibrates(plan):
+                indices = kept_indices(self.graph, plan.kept)
+                seen, recalibrated = self._recalibrate(restored.model, indices)
+        return Trial(plan, restored, recalibrated, seen, allocation, tuple(notes))
 
     @cached_property
     def solver(self) -> Solver:
@@ -165,13 +171,14 @@ class Chooser:
             self.model, self.graph, plan, method, self.statistics, self.progress, self.solver
         )
 
-    def _recalibrate(self, plan: Plan, slim: nn.Module) -> int:
-        """How many BatchNorms a second run of both networks moved."""
-        if not self._recalibrates(plan):
-            return 0
-        indices = kept_indices(self.graph, plan.kept)
-        inputs, before = self.judges.fresh.second_pass, self.judges.second_pass
-        return recalibrate(self.model, slim, self.graph, indices, inputs, before=before)
+    def _recalibrate(self, slim: nn.Module, indices: Mapping[Axis, Tensor]) -> tuple[Seen, int]:
+        """What a second run of a network shows, and how many BatchNorms moved by it."""
+        second_pass = self.judges.second_pass
+        seen = second_pass.run(slim)
+        before, after = second_pass.original.moments, seen.moments
+        return seen, recalibrate(
+            self.model, slim, self.graph, indices, second_pass.inputs, before=before, after=after
+        )
 
     def _recalibrates(self, plan: Plan) -> bool:
         """Whether a second run of both networks is asked for."""
@@ -240,8 +247,7 @@ class Chooser:
         moved = {name: state[name] for n in self.graph.norms for name in (n.mean, n.var)}
         with self.judges.alone.scratch.holding({**moved, **values}) as silenced:
             if self._recalibrates(plan):
-                inputs, before = self.judges.fresh.second_pass, self.judges.second_pass
-                recalibrate(self.model, silenced, self.graph, {}, inputs, before=before)
+                self._recalibrate(silenced, {})
             return self.judges.whole(silenced)
 
     def _trial_of(self, counts: Counts, criterion: Criterion | None) -> Trial:
@@ -340,7 +346,9 @@ class Chooser:
         """The fraction of the accuracy that a network with these widths is forecast to keep."""
 
         def kept(counts: Counts) -> float:
-            told = self.judges.forecaster(self.trial(self._plan(counts, criterion)).restored.model)
+            trial = self.trial(self._plan(counts, criterion))
+            scores = None if trial.seen is None else trial.seen.scores
+            told = self.judges.forecaster(trial.restored.model, by_batch=scores)
             if told.kept is None:
                 raise LbylError(
                     "keep= is a fraction of accuracy, and this network's outputs are not one "

@@ -22,6 +22,7 @@ from lbyl.restoring.forecast import (
     correlation,
     equal_answers,
 )
+from lbyl.restoring.recalibrate import SecondPass, Seen
 
 pytestmark = pytest.mark.usefixtures("whole_forecast")
 
@@ -45,6 +46,24 @@ def test_less_is_kept_the_more_is_pruned_and_every_result_tells_it(prepared: lby
     assert len(kept) == 3 and kept == sorted(kept, reverse=True) and kept[0] > kept[2] + 0.1
     first = str(results[0]).splitlines()[0]
     assert first.startswith("keeps about ") and "equal answers" in first
+
+
+def test_answers_of_the_second_pass_serve_the_forecast_until_steps_change_the_network(
+    prepared: lbyl.Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    run = SecondPass.run
+
+    def counted(self: SecondPass, model: nn.Module) -> Seen:
+        ran.append(model)
+        return run(self, model)
+
+    monkeypatch.setattr(SecondPass, "run", counted)
+    result = prepared.compress({"*": 0.3}, criterion="l2")
+    assert sum(model is result.model for model in ran) == 1
+    assert result.forecast == prepared.forecast(result.model)  # asked anew, after BatchNorms moved
+    again = prepared.refine(result, 2)
+    assert again.forecast == prepared.forecast(again.model)
 
 
 GRID = [
@@ -197,7 +216,7 @@ def test_what_can_only_be_run_is_forecast_by_the_network_it_was_made_from(
     prepared: lbyl.Prepared,
 ) -> None:
     judge = prepared.judges.forecaster
-    assert judge.by_batch
+    assert judge.second_pass is not None
     slim = prepared.compress({"*": 0.3}, method="lbyl").model
     told = [judge(Noisy(slim, noise), made_from=slim) for noise in (0.0, 0.3, 1.0)]
     assert told[0] == judge(slim)

@@ -180,7 +180,12 @@ def answers(
 
 def numbers_in(out: Any) -> list[Tensor]:
     """Every floating tensor of an output, in float64."""
-    return [x.double() for x in tensors_in(out) if x.is_floating_point() and x.dim()]
+    return [x.double() for x in floating_in(out)]
+
+
+def floating_in(out: Any) -> list[Tensor]:
+    """Every floating tensor of an output."""
+    return [x for x in tensors_in(out) if x.is_floating_point() and x.dim()]
 
 
 def thinned(rows: Tensor, limit: int) -> Tensor:
@@ -191,6 +196,13 @@ def thinned(rows: Tensor, limit: int) -> Tensor:
 def is_answer(out: list[Tensor]) -> bool:
     """Whether an output is one vector of scores an example, as a classifier's is."""
     return len(out) == 1 and out[0].dim() == 2 and out[0].shape[1] > 1 and len(out[0]) > 0
+
+
+def joined_scores(batches: Sequence[list[Tensor]]) -> Tensor | None:
+    """(n, classes): scores of all batches; None where an output is not one vector an example."""
+    if not batches or not all(is_answer(out) for out in batches):
+        return None
+    return torch.cat([out[0] for out in batches])
 
 
 def kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:

@@ -22,12 +22,13 @@ from lbyl.restoring import boxes
 from lbyl.restoring.divergence import (
     answers,
     half_sure,
-    is_answer,
+    joined_scores,
     kl,
     numbers_in,
     outputs,
     relative_error,
 )
+from lbyl.restoring.recalibrate import SecondPass
 from lbyl.torchkit.format import percent
 from lbyl.torchkit.run import Inputs
 
@@ -163,14 +164,14 @@ OWN = Calibration(
 class Forecaster:
     """Compares networks with `model` on batches, which it runs on once.
 
-    With `by_batch` scores are also compared with BatchNorm normalising by the batch: that tells
+    In a `second_pass` scores are also compared with BatchNorm normalising by the batch: that tells
     apart what the network has lost from what its running statistics have.
     """
 
     model: nn.Module
     batches: Sequence[Inputs]
     source: str = "fresh"
-    by_batch: bool = False
+    second_pass: SecondPass | None = None
 
     @cached_property
     def _answers(self) -> _Answers:
@@ -188,11 +189,7 @@ class Forecaster:
     @cached_property
     def _scores(self) -> Tensor | None:
         """(n, classes): where outputs are answers, what they are chosen by."""
-        return _joined(self._outputs)
-
-    @cached_property
-    def _scores_by_batch(self) -> Tensor | None:
-        return _joined(outputs(self.model, self._used, True))
+        return joined_scores(self._outputs)
 
     @cached_property
     def _temperature(self) -> float:
@@ -207,11 +204,17 @@ class Forecaster:
     def _inputs(self) -> int:
         return sum(len(out[0]) for out in self._outputs if out)
 
-    def __call__(self, slim: nn.Module, made_from: nn.Module | None = None) -> Forecast:
+    def __call__(
+        self,
+        slim: nn.Module,
+        made_from: nn.Module | None = None,
+        by_batch: Tensor | None = None,
+    ) -> Forecast:
         """What `slim` keeps of the original's accuracy.
 
         Where it can be run and no more, as a file of another runtime, `made_from` is the network
-        that it was made from, whose BatchNorms can be asked.
+        that it was made from, whose BatchNorms can be asked. `by_batch` are the scores that `slim`
+        gave in the second pass, where that ran already.
         """
         theirs = _Answers([], [])
         for batch in self._used:
@@ -225,31 +228,42 @@ class Forecaster:
             return Forecast(agree, error, None, None, None, images, self.source, count)
         equal = [same for t, s in pairs if (same := equal_answers(t, s)) is not None]
         agreement = float(torch.cat(equal).double().mean()) if len(equal) == len(pairs) else None
-        teacher, student = self._scores, _joined(made)
+        teacher, student = self._scores, joined_scores(made)
         if teacher is None or student is None or agreement is None:
             error = float(torch.cat([relative_error(t, s) for t, s in pairs]).mean())
             return Forecast(agreement, error, None, None, None, self._inputs, self.source)
         divergence = float(kl(teacher, student, self._temperature).mean())
-        signs = Signs(agreement, divergence, self._correlation(slim, student, made_from))
+        alike = self._correlation(slim, student, made_from, by_batch)
+        signs = Signs(agreement, divergence, alike)
         kept, low, high = (OWN if self.source == "own" else FRESH)(signs)
         return Forecast(agreement, divergence, kept, low, high, self._inputs, self.source)
 
-    def _correlation(self, slim: nn.Module, scores: Tensor, made_from: nn.Module | None) -> float:
+    def _correlation(
+        self,
+        slim: nn.Module,
+        scores: Tensor,
+        made_from: nn.Module | None,
+        by_batch: Tensor | None,
+    ) -> float:
         """Of `slim`, which gave `scores`, with the original."""
         assert self._scores is not None
-        if not self.by_batch:
+        if self.second_pass is None:
             return correlation(self._scores, scores)
         if made_from is None:
-            return self._correlation_by_batch(slim)
+            return self._correlation_by_batch(self.second_pass, slim, by_batch)
         # What a runtime adds has nothing to do with what was lost before: correlations multiply.
-        before = _joined(outputs(made_from, self._used, False))
+        before = joined_scores(outputs(made_from, self._used, False))
         assert before is not None  # it gives what the file gives
-        return self._correlation_by_batch(made_from) * correlation(before, scores)
+        by_batch_before = self._correlation_by_batch(self.second_pass, made_from)
+        return by_batch_before * correlation(before, scores)
 
-    def _correlation_by_batch(self, slim: nn.Module) -> float:
+    def _correlation_by_batch(
+        self, second_pass: SecondPass, slim: nn.Module, scores: Tensor | None = None
+    ) -> float:
         if slim is self.model:
             return 1.0
-        teacher, student = self._scores_by_batch, _joined(outputs(slim, self._used, True))
+        teacher = second_pass.original.scores
+        student = second_pass.run(slim).scores if scores is None else scores
         assert teacher is not None and student is not None  # as they were in use
         return correlation(teacher, student)
 
@@ -268,13 +282,6 @@ class _Answers:
             self.size += sum(x.numel() for x in self.numbers[-1])
             found = boxes.find_boxes(out, given)
             self.boxes = None if found is None or self.boxes is None else self.boxes + found
-
-
-def _joined(batches: Sequence[list[Tensor]]) -> Tensor | None:
-    """Scores of all batches; None where an output is not one vector an example."""
-    if not batches or not all(is_answer(out) for out in batches):
-        return None
-    return torch.cat([out[0] for out in batches])
 
 
 def correlation(teacher: Tensor, student: Tensor) -> float:

@@ -10,6 +10,8 @@ too far.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from lbyl.graph.unit import Axis, Graph, Norm
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
 from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
+from lbyl.restoring.divergence import floating_in, is_answer, joined_scores
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.run import call_model, evaluation_mode
 from lbyl.torchkit.tensors import is_finite, onto, tensors
@@ -72,15 +75,54 @@ BatchNormMoments = dict[str, tuple[Tensor, Tensor]]
 """Name of a running mean → mean and variance of what enters its BatchNorm."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a network shows on the inputs of the second pass."""
+
+    moments: BatchNormMoments
+    scores: Tensor | None  # (n, classes), where it answers with one vector an example
+
+
+@dataclass
+class SecondPass:
+    """Inputs that networks run on once more, and what the original shows on them.
+
+    With BatchNorm normalising by the batch nobody reads running statistics, so that what a network
+    shows holds after they were moved as well.
+    """
+
+    model: nn.Module = field(repr=False)
+    inputs: InputBatches
+
+    @cached_property
+    def original(self) -> Seen:
+        return self.run(self.model)
+
+    def run(self, model: nn.Module) -> Seen:
+        """What a network shows: what enters its BatchNorms, and how it answers."""
+        watch = BatchMoments(self.inputs.batch_statistics)
+        names = {id(t): n for n, t in tensors(model).items()}
+        made: list[list[Tensor]] | None = []
+        with evaluation_mode(model), torch.no_grad():
+            for batch in self.inputs.batches:
+                with watch:
+                    out = call_model(model, batch)
+                made = _with_answer(made, out)
+        moments = {names[key]: pair for key, pair in watch.moments().items() if key in names}
+        return Seen(moments, None if made is None else joined_scores(made))
+
+
+def _with_answer(made: list[list[Tensor]] | None, out: object) -> list[list[Tensor]] | None:
+    """Answers with those of one more batch; None from the first that is none: it may be large."""
+    if made is None:
+        return None
+    found = floating_in(out)
+    return [*made, [found[0].double()]] if is_answer(found) else None
+
+
 def batch_moments(model: nn.Module, inputs: InputBatches) -> BatchNormMoments:
     """Mean and variance at the input of every BatchNorm, by the name of its running mean."""
-    watch = BatchMoments(inputs.batch_statistics)
-    names = {id(t): n for n, t in tensors(model).items()}
-    with evaluation_mode(model), torch.no_grad():
-        for batch in inputs.batches:
-            with watch:
-                call_model(model, batch)
-    return {names[key]: pair for key, pair in watch.moments().items() if key in names}
+    return SecondPass(model, inputs).original.moments
 
 
 def recalibrate(
@@ -92,6 +134,7 @@ def recalibrate(
     step: float = STEP,
     limits: tuple[float, float] = VARIANCE_LIMITS,
     before: BatchNormMoments | None = None,
+    after: BatchNormMoments | None = None,
 ) -> int:
     """Move the running statistics of `slim` (in place) towards what the second pass shows.
 
@@ -99,11 +142,11 @@ def recalibrate(
     is μ + m' − m and that of the variance (σ² + ε) v'/v − ε, v'/v within `limits`.
     `step` is the fraction of the way there: linear for the mean, geometric for the variance.
 
-    `before` are the original's moments on the same inputs, where they are known already. Returns
-    how many BatchNorms were moved.
+    `before` and `after` are the moments of both networks on these inputs, where they are known
+    already. Returns how many BatchNorms were moved.
     """
     before = batch_moments(original, inputs) if before is None else before
-    after = batch_moments(slim, inputs)
+    after = batch_moments(slim, inputs) if after is None else after
     state, now = tensors(original), tensors(slim)
     norms = [norm for norm in graph.norms if norm.mean in before and norm.mean in after]
     if not norms:
