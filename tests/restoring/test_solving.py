@@ -87,7 +87,8 @@ def test_what_is_known_of_a_new_weight_tells_the_same_of_its_output_as_looking_a
         )  # fmt: skip
         new = solver.method.rewrite(rewrite)
         (found,) = rewrite.found
-        told = known_shift(moments, original.before, found)
+        mean = moments.mean.flatten()[found.rows]
+        told = known_shift(original.before, found.flat, mean, found.mixed, found.across)
         seen = output_shift(moments, original.weight, new, request.columns)
         for name in ("mean", "variance", "error", "total"):
             one, other = getattr(told, name), getattr(seen, name)

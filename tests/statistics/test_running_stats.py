@@ -12,10 +12,12 @@ from lbyl.statistics.moments import Moments
 from lbyl.statistics.running_stats import (
     DAMPING,
     LIMITS,
+    Known,
     _by_inputs,
     _by_outputs,
     match_running_stats,
     matched,
+    matched_alike,
     with_diagonal,
 )
 from lbyl.torchkit.fallbacks import noting
@@ -76,8 +78,8 @@ def test_both_ways_of_solving_agree() -> None:
     spread = (weight * across.T).sum(1)
     wanted = spread * torch.linspace(0.8, 1.25, 6, dtype=torch.float64)
     given = (wanted, torch.linspace(-1, 1, 6).double(), 1e-7 * spread.mean())
-    first = _by_outputs(moments.covariance, weight, across, *given)
-    second = _by_inputs(moments.covariance, weight, *given)
+    first = _by_outputs(moments.covariance, weight, across, *given)[:2]
+    second = _by_inputs(moments.covariance, weight, *given)[:2]
     assert first is not None and second is not None
     for one, other in zip(first, second):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
@@ -248,3 +250,35 @@ def test_units_of_measurement_do_not_matter(outputs: int, scale: float) -> None:
     torch.testing.assert_close(again.mean / scale, found.mean)
     torch.testing.assert_close(again.covariance / scale**2, found.covariance)
     assert not torch.allclose(found.covariance, moments.covariance, rtol=0.05)
+
+
+@pytest.mark.parametrize("outputs", [3, 6, 9])
+def test_consumers_matched_in_one_go_are_those_matched_one_by_one(outputs: int) -> None:
+    """Also where one has nothing to match, one a dead output, and one cannot be satisfied."""
+    several = []
+    for i in range(6):
+        torch.manual_seed(i)
+        moments, weight = random_moments(6), random_weight(outputs, 6)
+        if i == 1:
+            weight = torch.zeros_like(weight)
+        if i == 2:
+            weight[1] = 0
+        variance = torch.linspace(0.1, 3, outputs).double() * (1000.0**i if i > 3 else 1)
+        if i == 4:
+            weight = weight[:1].repeat(outputs, 1)
+            variance[::2] *= 1e-3
+        several.append(Known(moments, weight, torch.linspace(-1, 1, outputs).double(), variance))
+    for one, new in zip(several, matched_alike(several)):
+        (alone,) = matched_alike([one])
+        assert new is not None and alone is not None
+        torch.testing.assert_close(new.mean, alone.mean, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(new.covariance, alone.covariance, rtol=1e-9, atol=1e-12)
+
+
+def test_one_that_cannot_be_matched_leaves_the_others_alone() -> None:
+    good, bad = random_moments(6), random_moments(6)
+    bad = Moments(bad.mean, torch.diag(torch.tensor([100.0, -1, -1, 1, 1, 1]).double()))
+    given = torch.eye(3, 6).double(), torch.zeros(3).double(), torch.ones(3).double()
+    one, other = matched_alike([Known(good, *given), Known(bad, *given)])
+    assert one is not None and other is None
+    torch.testing.assert_close(one.covariance, matched(good, *given).covariance)

@@ -104,28 +104,26 @@ def test_where_nothing_is_pruned_nothing_changes() -> None:
 def test_a_poor_factor_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights stay, but what they make of the covariance is not said to be known."""
     covariance, flat = definite(7), torch.randn(5, 7).double()
-    solved = solve._solved
+    by_factor = solve.by_factor
 
-    def poor(right: Tensor, matrix: Tensor, epsilon: Tensor) -> Tensor | None:
-        found = solved(right, matrix, epsilon)
-        return None if found is None else found * (1 + 1e-6)
+    def poor(factor: Tensor, right: Tensor) -> Tensor:
+        return by_factor(factor, right) * (1 + 1e-6)
 
-    monkeypatch.setattr(solve, "_solved", poor)
+    monkeypatch.setattr(solve, "by_factor", poor)
     assert deliver_weight(flat, covariance, KEPT, PRUNED, 0.1, flat @ covariance).mixed is None
 
 
 @pytest.mark.parametrize("row", range(5))
 def test_a_single_row_that_is_off_is_seen(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     covariance, flat = definite(7), torch.randn(5, 7).double()
-    solved = solve._solved
+    by_factor = solve.by_factor
 
-    def off(right: Tensor, matrix: Tensor, epsilon: Tensor) -> Tensor | None:
-        found = solved(right, matrix, epsilon)
-        assert found is not None
-        found[row] *= 1.01
+    def off(factor: Tensor, right: Tensor) -> Tensor:
+        found = by_factor(factor, right)
+        found[:, row] *= 1.01
         return found
 
-    monkeypatch.setattr(solve, "_solved", off)
+    monkeypatch.setattr(solve, "by_factor", off)
     assert deliver_weight(flat, covariance, KEPT, PRUNED, 0.1, flat @ covariance).mixed is None
 
 

@@ -21,6 +21,7 @@ from lbyl.torchkit.registry import Named, Registry
 if TYPE_CHECKING:
     from lbyl.graph.weights import UnitWeights
     from lbyl.statistics.moments import Moments, Statistics
+    from lbyl.statistics.solve import Regressed, Regression
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,10 @@ class Method(Named):
             written = torch.einsum("omrk,mt->otrk", block, matrix)
             new[:, columns[kept.to(weight.device)].flatten()] = written.flatten(1, 2)
         return new[:, rewrite.kept_columns.to(weight.device)]
+
+    def rewrite_alike(self, regressions: Sequence[Regression]) -> Regressed | None:
+        """The weights of consumers of one shape, in one go; None: they are rewritten singly."""
+        return None
 
 
 def _present(consumer: Consumer, unit: Unit) -> Tensor:

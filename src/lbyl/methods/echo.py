@@ -6,6 +6,7 @@ original network shows on procedural images. No data, no search, any activation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +16,14 @@ from torch import Tensor
 from lbyl.errors import LbylError
 from lbyl.methods.base import Delivery, Found, Method, Rewrite, identity_rows, registry
 from lbyl.statistics.moments import TAPS
-from lbyl.statistics.solve import RIDGE, deliver_weight, regress
+from lbyl.statistics.solve import (
+    RIDGE,
+    Regressed,
+    Regression,
+    deliver_together,
+    deliver_weight,
+    regress,
+)
 from lbyl.statistics.units import unit_covariance
 from lbyl.surgery.indices import pruned_of
 from lbyl.torchkit.tensors import places
@@ -89,3 +97,8 @@ class Echo(Method):
             known = delivered.weight, kept, delivered.mixed, delivered.across
             rewrite.found.append(Found(new, *known))
         return new
+
+    def rewrite_alike(self, regressions: Sequence[Regression]) -> Regressed | None:
+        if type(self).rewrite is not Echo.rewrite:  # who rewrites otherwise, does so singly
+            return None
+        return deliver_together(regressions, self.ridge)

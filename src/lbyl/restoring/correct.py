@@ -7,14 +7,13 @@ behind the consumer, or into the consumer's bias; the variance into the running 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lbyl.graph.unit import Consumer
-from lbyl.methods.base import Found
+from lbyl.graph.unit import Consumer, Norm
 from lbyl.statistics.moments import Moments
 from lbyl.torchkit.assumptions import holds
 
@@ -26,8 +25,8 @@ WORSE, ROUNDING = 1.01, 1e-9  # factor and sum by which an error must exceed ano
 class Shift:
     """How a consumer's output moved when its weight was rewritten."""
 
-    mean: Tensor  # (outputs,): by how much
-    variance: Tensor  # (outputs,): by what factor
+    mean: Tensor  # (…, outputs): by how much
+    variance: Tensor  # (…, outputs): by what factor
     error: Tensor  # variance of the difference over that of the output, all outputs together
     total: Tensor  # variance of the output before, all outputs together
 
@@ -36,9 +35,9 @@ class Shift:
 class Before:
     """A consumer's output before anything was pruned: the same for every plan."""
 
-    mean: Tensor  # (outputs,)
-    variance: Tensor  # (outputs,)
-    varies: Tensor  # (outputs,): whether it does
+    mean: Tensor  # (…, outputs)
+    variance: Tensor  # (…, outputs)
+    varies: Tensor  # (…, outputs): whether it does
     total: Tensor  # variance of all outputs together
 
     @classmethod
@@ -46,11 +45,17 @@ class Before:
         varies = variance > 1e-12 * variance.max().clamp(min=1e-300)
         return cls(mean, variance, varies, variance.sum().clamp(min=1e-300))
 
+    @classmethod
+    def of_several(cls, each: Sequence[Before]) -> Before:
+        """Of several consumers, side by side."""
+        names = ("mean", "variance", "varies", "total")
+        return cls(*(torch.stack([getattr(one, name) for one in each]) for name in names))
+
     def shift(self, mean: Tensor, variance: Tensor, difference: Tensor) -> Shift:
         """How it moved: by its mean and variance now, and the variance of the difference."""
         ratio = variance / self.variance.clamp(min=1e-300)
         ratio = torch.where(self.varies & ratio.isfinite(), ratio, 1.0)
-        error = difference.clamp(min=0).sum() / self.total
+        error = difference.clamp(min=0).sum(-1) / self.total
         return Shift(mean - self.mean, ratio.clamp(*VARIANCE_LIMITS), error, self.total)
 
 
@@ -59,12 +64,17 @@ def output_before(moments: Moments, old: Tensor, mixed: Tensor) -> Before:
     return Before.of(moments.output_mean(old), (mixed * old.flatten(1)).sum(1))
 
 
-def known_shift(moments: Moments, before: Before, found: Found) -> Shift:
-    """How the output moves under a weight whose products are known already."""
-    flat = found.flat
-    mean = flat @ moments.mean.flatten().to(flat)[found.rows]
-    now, both = (found.mixed * flat).sum(1), (found.across * flat).sum(1)
-    return before.shift(mean, now, before.variance + now - 2 * both)
+def known_shift(
+    before: Before, weight: Tensor, mean: Tensor, mixed: Tensor, across: Tensor
+) -> Shift:
+    """How the output moves under a weight whose products are known already.
+
+    All are at the kept rows: `weight` (…, outputs, rows), the `mean` of the inputs (…, rows), and
+    the covariance times `weight`, `mixed`, and times the old weight, `across`.
+    """
+    now, both = (mixed * weight).sum(-1), (across * weight).sum(-1)
+    means = (weight @ mean[..., None])[..., 0]
+    return before.shift(means, now, before.variance + now - 2 * both)
 
 
 def output_shift(
@@ -121,13 +131,25 @@ def corrected_values(
     if correction == "none":
         return {}
     if norm is not None:
-        mean = state[norm.mean].detach().double()
-        values = {norm.mean: mean + shift.mean.to(mean)}
-        if correction != "mean":
-            var = state[norm.var].detach().double()
-            values[norm.var] = scaled_variance(var, norm.eps, shift.variance.to(var))
-        return values
+        names = moved_by(norm, correction)
+        held = [state[name].detach() for name in names]
+        return dict(zip(names, corrected_norm(held, norm.eps, shift)))
     if consumer.bias is not None:
         bias = state[consumer.bias].detach().double()
         return {consumer.bias: bias - shift.mean.to(bias)}
     return {f"{consumer.name}.bias": -shift.mean} if bias_allowed else {}
+
+
+def moved_by(norm: Norm, correction: str) -> list[str]:
+    """The running statistics that a correction moves."""
+    return {"none": [], "mean": [norm.mean]}.get(correction, [norm.mean, norm.var])
+
+
+def corrected_norm(held: Sequence[Tensor], eps: float | Tensor, shift: Shift) -> list[Tensor]:
+    """A running mean, and variance where it is given, after what is in front has moved."""
+    mean = held[0].double()
+    values = [mean + shift.mean.to(mean)]
+    for variance in held[1:]:
+        var = variance.double()
+        values.append(scaled_variance(var, eps, shift.variance.to(var)))
+    return values

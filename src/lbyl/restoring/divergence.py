@@ -22,6 +22,7 @@ from lbyl.graph.watch import Watch
 from lbyl.inputs.writing import scores_of
 from lbyl.restoring.scratch import Scratch
 from lbyl.restoring.side_by_side import CannotBeSplit, Values, rows_of, run_side_by_side
+from lbyl.torchkit.memory import free_bytes
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
 from lbyl.torchkit.tensors import numbers
 
@@ -133,8 +134,7 @@ def numbers_at_once(device: torch.device) -> int:
     """How many numbers inputs may hold that run together."""
     if device.type != "cuda":
         return AT_ONCE
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(AT_ONCE, (torch.cuda.mem_get_info(device)[0] + held) // BYTES)
+    return max(AT_ONCE, free_bytes(device) // BYTES)
 
 
 def _or_infinite(value: float) -> float:

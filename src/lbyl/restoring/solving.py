@@ -6,7 +6,8 @@ inputs that several of them keep. Both are remembered as far as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,9 +26,12 @@ from lbyl.restoring.correct import (
     output_before,
     output_shift,
 )
-from lbyl.statistics.moments import Statistics
+from lbyl.restoring.together import Problem, shape_of, solve_together
+from lbyl.statistics.moments import Moments, Statistics
 from lbyl.torchkit.assumptions import assuming
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
+from lbyl.torchkit.memory import in_chunks
+from lbyl.torchkit.run import device_of
 from lbyl.torchkit.tensors import can_take_bias, is_finite, numbers, onto, places, tensors
 
 REMEMBERED = 1 << 28  # numbers of solutions and products
@@ -117,15 +121,13 @@ class Solver:
         """Solve those that are not known yet; a device is waited for once."""
         waiting = {r.key: r for r in requests if r.key not in self._known}
         unseen: dict[tuple[str, bytes], Unseen] = {}
-        for key, request in waiting.items():
+        for some in self._groups(list(waiting.values())):
             if unseen and self._keeps and self._room < 0:  # the others when they are asked for
                 break
-            with assuming() as conditions, noting() as notes, at(request.consumer.name):
-                values, shift = self._solve(request)
-                all_finite(values)
-            error = None if shift is None else shift.error
-            unseen[key] = Unseen(values, error, conditions, tuple(notes))
-            self._room -= sum(v.numel() for v in values.values()) if self._keeps else 0
+            found = self._together(some) or [self._unseen(request) for request in some]
+            unseen |= {request.key: one for request, one in zip(some, found)}
+            held = (v.numel() for one in found for v in one.values.values())
+            self._room -= sum(held) if self._keeps else 0
         errors = iter(numbers([u.error for u in unseen.values() if u.error is not None]))
         flags = iter(numbers([c for u in unseen.values() for c in u.conditions]))
         for key, one in unseen.items():
@@ -135,6 +137,67 @@ class Solver:
                 self._known[key] = Solution(one.values, told, True, one.notes)
             else:  # something that nearly always holds did not
                 self._known[key] = self._looked_at(waiting[key])
+
+    def _groups(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
+        """Those of one shape together on a device; a processor solves each alone as quickly."""
+        alike: dict[Hashable, dict[int, int]] = {}
+        for i, request in enumerate(requests):
+            if not self.in_groups or not self._has_products(request):
+                yield [request]
+            else:
+                shape = shape_of(request.consumer, self.state)
+                alike.setdefault(shape, {})[i] = int(request.columns.sum())
+        for sizes in alike.values():
+            first = requests[next(iter(sizes))].consumer
+            taps = self._moments(first).taps
+            rows = {i: columns * taps for i, columns in sizes.items()}
+            for some in in_chunks(rows, device_of(self.model)):
+                yield [requests[i] for i in some]
+
+    @cached_property
+    def in_groups(self) -> bool:
+        """Whether consumers of one shape are solved in one go."""
+        return device_of(self.model).type != "cpu"
+
+    def _has_products(self, request: Request) -> bool:
+        """Whether every tap of every input is in the moments, and their mean has a place."""
+        consumer = request.consumer
+        moments = self.statistics.get(consumer.name) if self.statistics else None
+        if moments is None or moments.columns is not None or bool(request.columns.all()):
+            return False
+        shape = self.graph.shapes[consumer.weight]
+        taps = math.prod(shape) // (shape[consumer.output_axis] * shape[consumer.axis])
+        return moments.taps == taps and self._takes_mean(consumer)
+
+    def _together(self, requests: Sequence[Request]) -> list[Unseen] | None:
+        """Solutions of consumers of one shape, in one go; None where that is not to be had."""
+        if len(requests) < 2:
+            return None
+        originals = {r.consumer.name: r.consumer for r in requests}
+        known = {name: self._original(consumer) for name, consumer in originals.items()}
+        problems = []
+        for request in requests:
+            consumer, original = request.consumer, known[request.consumer.name]
+            if original.mixed is None or original.before is None:
+                return None
+            own = original.weight, original.mixed, original.before, self._moments(consumer)
+            problems.append(Problem(consumer, request.columns, *own))
+        answers = solve_together(self.method, problems, self.state)
+        if answers is None:
+            return None
+        return [Unseen(one.values, one.error, [one.good], ()) for one in answers]
+
+    def _moments(self, consumer: Consumer) -> Moments:
+        assert self.statistics is not None
+        return self.statistics.moments[consumer.name]
+
+    def _unseen(self, request: Request) -> Unseen:
+        """A solution with conditions taken for granted."""
+        with assuming() as conditions, noting() as notes, at(request.consumer.name):
+            values, shift = self._solve(request)
+            all_finite(values)
+        error = None if shift is None else shift.error
+        return Unseen(values, error, conditions, tuple(notes))
 
     def _looked_at(self, request: Request) -> Solution:
         """A solution with every condition looked at where it arises."""
@@ -207,7 +270,8 @@ def _rewritten(
     new = method.rewrite(rewrite)
     found = next((one for one in rewrite.found if one.weight is new), None)
     if found is not None and moments is not None and before is not None:
-        return new, known_shift(moments, before, found)
+        mean = moments.mean.flatten().to(found.flat)[found.rows]
+        return new, known_shift(before, found.flat, mean, found.mixed, found.across)
     cut_only = old[:, onto(columns, old.device)]
     if not is_finite(new):
         note("only cut: what it should take over is not finite")

@@ -230,12 +230,14 @@ def collect(
     """
     if taps not in TAPS:
         raise LbylError(f"taps is {taps!r}: it must be 'auto' or 'channels'")
+    start = time.perf_counter()
     with noting() as notes:
         statistics = collect_moments(model, graph, inputs, taps=taps, seed=seed, progress=progress)
         if inputs.source != "own":
             statistics = match_running_stats(model, graph, statistics)
     every = [line for lines in gathered(list(notes)) for line in lines]
-    return replace(statistics, fallbacks=tuple(dict.fromkeys(every)))
+    seconds = {**statistics.seconds, "collect": time.perf_counter() - start}
+    return replace(statistics, fallbacks=tuple(dict.fromkeys(every)), seconds=seconds)
 
 
 def collect_moments(

@@ -9,7 +9,8 @@ gets the running mean and variances with the least change of its distribution.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +18,44 @@ from torch import Tensor, nn
 from lbyl.graph.unit import Consumer, Graph
 from lbyl.graph.weights import as_matrix
 from lbyl.statistics.moments import Moments, Statistics
-from lbyl.statistics.solve import gram, symmetric_product
+from lbyl.statistics.solve import by_factor, gram, symmetric_product
 from lbyl.torchkit.fallbacks import at, note
+from lbyl.torchkit.memory import in_chunks
 from lbyl.torchkit.processes import from_owner, several, share
-from lbyl.torchkit.tensors import is_finite, tensors
+from lbyl.torchkit.tensors import tensors
 
 DAMPING = 0.01  # of the mean output variance: outputs may outnumber inputs, or repeat each other
 LIMITS = (0.25, 4.0)  # a correction of a variance beyond these is not trusted
 SMOOTHING = 0.01  # of the Newton step, against outputs that contradict each other
 STEPS = 2
 HALVINGS = 4
+UNMATCHED = "moments are left as measured: running statistics could not be matched"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A consumer's moments, its weight, and what the BatchNorm behind it remembers."""
+
+    moments: Moments
+    weight: Tensor  # (outputs, features · taps)
+    mean: Tensor  # (outputs,): of its output, less its bias
+    variance: Tensor  # (outputs,)
 
 
 def match_running_stats(model: nn.Module, graph: Graph, statistics: Statistics) -> Statistics:
     """The same statistics with every consumer's moments agreeing with the BatchNorm behind it."""
     state = tensors(model)
     moments = dict(statistics.moments)
-    for _, name in share(list(moments)):
-        with at(name):
-            moments[name] = _matched_at(graph.consumers[name], moments[name], state)
+    mine = [name for _, name in share(list(moments))]
+    for names in _groups(mine, graph, moments, state):
+        several_known = [_known(graph.consumers[name], moments[name], state) for name in names]
+        known = {name: one for name, one in zip(names, several_known) if one is not None}
+        for name, new in zip(known, matched_alike(list(known.values()))):
+            if new is None:
+                with at(name):
+                    note(UNMATCHED)
+            else:
+                moments[name] = new
     if several():
         for number, (name, own) in enumerate(moments.items()):
             mean, covariance = (from_owner(x.clone(), number) for x in (own.mean, own.covariance))
@@ -43,19 +63,34 @@ def match_running_stats(model: nn.Module, graph: Graph, statistics: Statistics) 
     return dataclasses.replace(statistics, moments=moments)
 
 
-def _matched_at(consumer: Consumer, moments: Moments, state: Mapping[str, Tensor]) -> Moments:
+def _groups(
+    names: Sequence[str], graph: Graph, moments: Mapping[str, Moments], state: Mapping[str, Tensor]
+) -> Iterator[list[str]]:
+    """Consumers of one shape, which a device matches in one go; a processor has one at a time."""
+    alike: dict[Hashable, list[str]] = {}
+    for name in names:
+        weight = state[graph.consumers[name].weight]
+        own = None if weight.is_cuda else name
+        alike.setdefault((own, weight.shape, weight.device), []).append(name)
+    for some in alike.values():
+        sizes = {i: len(moments[name].covariance) for i, name in enumerate(some)}
+        for chunk in in_chunks(sizes, state[graph.consumers[some[0]].weight].device):
+            yield [some[i] for i in chunk]
+
+
+def _known(consumer: Consumer, moments: Moments, state: Mapping[str, Tensor]) -> Known | None:
+    """None where nothing behind the consumer, or not all of its moments, tell its output's."""
     norm = consumer.norm
     if norm is None or moments.columns is not None:
-        return moments
+        return None
     weight = as_matrix(state[consumer.weight], consumer)
     # The output's variance follows from the inputs' covariance only where every tap is in it.
     if moments.mean.shape != weight.shape[1:]:
-        return moments
+        return None
     mean = state[norm.mean].detach().double()
     if consumer.bias is not None:
         mean = mean - state[consumer.bias].detach().double()
-    variance = state[norm.var].detach().double()
-    return matched(moments, weight.flatten(1), mean, variance)
+    return Known(moments, weight.flatten(1), mean, state[norm.var].detach().double())
 
 
 def matched(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) -> Moments:
@@ -63,45 +98,78 @@ def matched(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) ->
 
     Jeffrey's rule for Gaussians: x given y = W x stays as it is while y's moments are replaced.
     """
-    old, centre = moments.covariance.to(weight), moments.mean.flatten().to(weight)
-    across = old @ weight.T  # (features, outputs)
-    output_variance = (weight * across.T).sum(1)
-    if not bool(output_variance.mean() > 0):  # nothing reaches the outputs: nothing to learn from
-        return moments
+    (new,) = matched_alike([Known(moments, weight, mean, variance)])
+    if new is None:
+        note(UNMATCHED)
+    return moments if new is None else new
+
+
+def matched_alike(several: Sequence[Known]) -> list[Moments | None]:
+    """The same of several consumers of one shape; None where it cannot be."""
+    if not several:
+        return []
+    weight = _side_by_side([one.weight for one in several])
+    old = _side_by_side([one.moments.covariance.to(weight) for one in several])
+    centre = _side_by_side([one.moments.mean.flatten().to(weight) for one in several])
+    across = old @ weight.mT  # (…, features, outputs)
+    output_variance = (weight * across.mT).sum(-1)
+    average = output_variance.mean(-1, keepdim=True)
     # A dead output has no variance: nothing is asked of it.
-    known = output_variance > 1e-6 * output_variance.mean()
+    known = output_variance > 1e-6 * average
+    by_outputs = weight.shape[-2] <= weight.shape[-1]
+    whole = average[..., 0] > 0 if by_outputs else known.all(-1)
+    if len(several) > 1 and not bool(whole.all()):  # not all of one shape any more
+        flags = whole.tolist()
+        rest = iter(matched_alike([one for one, good in zip(several, flags) if good]))
+        return [
+            next(rest) if good else matched_alike([one])[0] for one, good in zip(several, flags)
+        ]
+    if len(several) == 1 and not bool(average > 0):  # nothing reaches the outputs
+        return [several[0].moments]
+    variance = _side_by_side([one.variance for one in several])
     ratio = torch.where(known, variance / output_variance.clamp(min=1e-300), 1.0).clamp(*LIMITS)
-    target, gap = output_variance * ratio, mean - weight @ centre
-    noise = DAMPING * output_variance.mean()
+    target = output_variance * ratio
+    gap = _side_by_side([one.mean for one in several]) - (weight @ centre[..., None])[..., 0]
+    noise = DAMPING * average[..., 0]
     # The same in terms of outputs or of inputs, whichever are fewer.
-    if weight.shape[0] <= weight.shape[1]:
-        solution = _by_outputs(old, weight, across, target, gap, noise)
+    if by_outputs:
+        found = _by_outputs(old, weight, across, target, gap, noise)
     else:
-        solution = _by_inputs(old, weight, target, gap, noise, known)
-    if solution is None or not is_finite(*solution):  # measured variances drown in rounding
-        note("moments are left as measured: running statistics could not be matched")
-        return moments
-    covariance, shift = solution
-    return dataclasses.replace(
-        moments,
-        mean=(centre + shift).reshape(moments.mean.shape),
-        covariance=covariance,
-    )
+        found = _by_inputs(old, weight, target, gap, noise, known if len(several) == 1 else None)
+    covariance, shift, good = found
+    finite = good & (covariance.sum((-2, -1)) + shift.sum(-1)).isfinite()
+    new = zip((centre + shift).unbind(), covariance.unbind(), finite.tolist())
+    return [
+        _with(one.moments, mean, changed) if is_good else None
+        for one, (mean, changed, is_good) in zip(several, new)
+    ]
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Stacked; a single one is not copied."""
+    return parts[0][None] if len(parts) == 1 else torch.stack(list(parts))
+
+
+def _with(moments: Moments, mean: Tensor, covariance: Tensor) -> Moments:
+    mean = mean.reshape(moments.mean.shape)
+    return dataclasses.replace(moments, mean=mean, covariance=covariance)
+
+
+Matched = tuple[Tensor, Tensor, Tensor]
+"""New covariances, what means move by, and whether both could be worked out."""
 
 
 def _by_outputs(
     old: Tensor, weight: Tensor, across: Tensor, target: Tensor, gap: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """New covariance and what the mean moves by, through the regression of inputs on outputs."""
+) -> Matched:
+    """Through the regression of inputs on outputs."""
     output_covariance = weight @ across
-    output_covariance.diagonal().add_(noise)
+    output_covariance.diagonal(dim1=-2, dim2=-1).add_(noise[..., None])
     root, failed = torch.linalg.cholesky_ex(output_covariance)
-    if int(failed):
-        return None
-    regression = torch.cholesky_solve(across.T, root).T
-    change = with_diagonal(root, root, target + noise) - output_covariance
-    moved = symmetric_product(regression @ change, regression.T)
-    return moved.add_(old), regression @ gap
+    regression = by_factor(root, across.mT).mT
+    change = with_diagonal(root, root, target + noise[..., None]) - output_covariance
+    moved = symmetric_product(regression @ change, regression.mT)
+    return moved.add_(old), (regression @ gap[..., None])[..., 0], failed == 0
 
 
 def _by_inputs(
@@ -111,20 +179,21 @@ def _by_inputs(
     gap: Tensor,
     noise: Tensor,
     known: Tensor | None = None,
-) -> tuple[Tensor, Tensor] | None:
-    """The same where outputs outnumber inputs; `known` (outputs,) are those that vary at all."""
-    eye = torch.eye(len(old), dtype=old.dtype, device=old.device)
-    inner, failed = torch.linalg.cholesky_ex(old + 1e-6 * old.diagonal().mean() * eye)
-    if int(failed):
-        return None
+) -> Matched:
+    """The same where outputs outnumber inputs; `known` (…, outputs) are those that vary at all.
+
+    Where some do not there can be one consumer only.
+    """
+    eye = torch.eye(old.shape[-1], dtype=old.dtype, device=old.device)
+    small = 1e-6 * old.diagonal(dim1=-2, dim2=-1).mean(-1)
+    inner, failed = torch.linalg.cholesky_ex(old + small[..., None, None] * eye)
     root = weight @ inner
-    outer, failed = torch.linalg.cholesky_ex(eye + root.T @ root / noise)
-    if int(failed):
-        return None
-    shift = inner @ torch.cholesky_solve(root.T @ gap[:, None] / noise, outer)
+    scaled = root.mT / noise[..., None, None]
+    outer, failed_too = torch.linalg.cholesky_ex(eye + scaled @ root)
+    shift = (inner @ by_factor(outer, scaled @ gap[..., None]))[..., 0]
     if known is not None and not bool(known.all()):
-        root, target = root[known], target[known]
-    return with_diagonal(inner, root, target), shift[:, 0]
+        root, target = root[known][None], target[known][None]
+    return with_diagonal(inner, root, target), shift, (failed == 0) & (failed_too == 0)
 
 
 def with_diagonal(inner: Tensor, root: Tensor, diagonal: Tensor) -> Tensor:
@@ -132,39 +201,51 @@ def with_diagonal(inner: Tensor, root: Tensor, diagonal: Tensor) -> Tensor:
 
     The answer is inner (I + rootᵀ Λ root)⁻¹ innerᵀ with a diagonal Λ that a few Newton steps find.
     Where the targets contradict each other the smoothed steps serve all outputs on average; each is
-    taken only as far as the diagonal comes nearer.
+    taken only as far as the diagonal comes nearer. All may be of several problems at once.
     """
-    scale = root.square().sum(1).rsqrt()
-    unit, target = root * scale[:, None], diagonal * scale.square()
-    eye = torch.eye(root.shape[1], dtype=root.dtype, device=root.device)
-    smooth = SMOOTHING * torch.eye(len(scale), dtype=root.dtype, device=root.device)
-    shift, factor, half = torch.zeros_like(scale), eye, unit.T
-    now = half.square().sum(0)
+    scale = root.square().sum(-1).rsqrt()
+    unit, target = root * scale[..., None], diagonal * scale.square()
+    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    smooth = SMOOTHING * torch.eye(root.shape[-2], dtype=root.dtype, device=root.device)
+    shift, factor, half = torch.zeros_like(scale), eye, unit.mT
+    now = half.square().sum(-2)
     misfit = _misfit(now, target)
+    going = torch.ones_like(misfit, dtype=torch.bool)
     for _ in range(STEPS):
         # Newton on the reciprocals, in which one output alone is solved by a single step.
-        gap = (now * (now - target) / target)[:, None]
-        curvature, failed = torch.linalg.cholesky_ex((half.T @ half).square() + smooth)
-        if int(failed):
-            break
-        step = torch.cholesky_solve(gap, curvature)[:, 0]
+        gap = (now * (now - target) / target)[..., None]
+        curvature, failed = torch.linalg.cholesky_ex((half.mT @ half).square() + smooth)
+        going = going & (failed == 0)
+        step = by_factor(curvature, gap)[..., 0]
+        nearer = torch.zeros_like(going)
         for _ in range(HALVINGS):
-            tried, failed = torch.linalg.cholesky_ex(
-                eye + unit.T @ ((shift + step)[:, None] * unit)
-            )
-            if not int(failed):
-                new_half = torch.linalg.solve_triangular(tried, unit.T, upper=False)
-                new_now = new_half.square().sum(0)
-                new_misfit = _misfit(new_now, target)
-                if new_misfit < misfit:
-                    break
-            step = step / 2
-        else:  # no step of a sensible length helps: the outputs contradict each other
+            changed = eye + unit.mT @ ((shift + step)[..., None] * unit)
+            tried, failed = torch.linalg.cholesky_ex(changed)
+            new_half = torch.linalg.solve_triangular(tried, unit.mT, upper=False)
+            new_now = new_half.square().sum(-2)
+            new_misfit = _misfit(new_now, target)
+            nearer = nearer | (going & (failed == 0) & (new_misfit < misfit))
+            if bool((nearer | ~going).all()):
+                break
+            step = torch.where(nearer[..., None], step, step / 2)
+        # Where no step of a sensible length helps the outputs contradict each other.
+        going = nearer
+        state = going.tolist() if going.dim() else [bool(going)]
+        if not any(state):
             break
-        shift, factor, half = shift + step, tried, new_half
-        now, misfit = new_now, new_misfit
-    return gram(torch.linalg.solve_triangular(factor, inner.T, upper=False))
+        new = (shift + step, tried, new_half, new_now, new_misfit)
+        if not all(state):
+            was = (shift, factor, half, now, misfit)
+            new = tuple(_where(going, x, y) for x, y in zip(new, was))  # type: ignore[assignment]
+        shift, factor, half, now, misfit = new
+    return gram(torch.linalg.solve_triangular(factor, inner.mT, upper=False))
 
 
-def _misfit(variance: Tensor, target: Tensor) -> float:
-    return float((variance / target).log().square().sum())
+def _where(flags: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """One where flags (…,) are set, else the other."""
+    return torch.where(flags.reshape(*flags.shape, *[1] * (one.dim() - flags.dim())), one, other)
+
+
+def _misfit(variance: Tensor, target: Tensor) -> Tensor:
+    """(…,)"""
+    return (variance / target).log().square().sum(-1)

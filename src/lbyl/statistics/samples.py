@@ -75,8 +75,12 @@ def pixels_of(x: Tensor, limit: int, generator: torch.Generator) -> Tensor:
 
 
 def _coordinates(places: Tensor, sizes: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
-    """Places by dimension, worked out where they were drawn and moved in one go."""
-    return onto(torch.stack(torch.unravel_index(places, tuple(sizes))), device).unbind()
+    """Places by dimension."""
+    places, found = onto(places, device), []
+    for size in reversed(sizes[1:]):
+        found.append(places % size)
+        places = places // size
+    return places, *reversed(found)
 
 
 def patches_of(x: Tensor, geometry: Geometry, limit: int, generator: torch.Generator) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from lbyl.torchkit.assumptions import holds
 from lbyl.torchkit.fallbacks import note
-from lbyl.torchkit.tensors import is_finite
+from lbyl.torchkit.tensors import is_finite, onto
 
 SOLVED = 1e-8  # relative residual of what counts as a solution
 RIDGE = 0.01  # of the mean variance of the kept inputs; 1e-3 … 3e-2 make no difference
@@ -51,21 +52,107 @@ def _by_products(
     own: Tensor, covariance: Tensor, kept: Tensor, ridge: float, mixed: Tensor
 ) -> Delivered | None:
     """The same from V_P and (V C)_P; None where the covariance has no Cholesky factor."""
-    matrix = covariance[kept][:, kept]
-    epsilon, varies = _shift(matrix, ridge), matrix.diagonal().sum() > 0
-    right = torch.addcmul(mixed, own, epsilon.expand_as(own))
-    solution = _solved(right, matrix, epsilon)
-    if solution is None:
+    found = _from_products(own, mixed, covariance[kept][:, kept], ridge)
+    if not (holds(found.factored) and is_finite(found.weight)):
         return None
+    if not holds(found.checked):
+        return Delivered(found.weight)
+    return Delivered(found.weight, found.mixed, mixed)
+
+
+class _Products(NamedTuple):
+    """New weights, those times the covariance, and whether they are what they should be."""
+
+    weight: Tensor  # (…, o, t)
+    mixed: Tensor  # (…, o, t)
+    factored: Tensor  # (…,): whether there is a Cholesky factor,
+    checked: Tensor  # (…,): and whether the weights were seen to solve
+
+
+def _from_products(
+    own: Tensor, mixed: Tensor, matrix: Tensor, ridge: float, filled: Tensor | None = None
+) -> _Products:
+    """(V C + εV)_P (C_PP + εI)⁻¹ from V_P, (V C)_P and C_PP, of one problem or of several.
+
+    `filled` (…, t) are flags of rows that stand for nothing, of which only zeros are given.
+    Changes `matrix`.
+    """
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    total = diagonal.sum(-1)
+    count = matrix.shape[-1] if filled is None else (~filled).sum(-1)
+    epsilon = _epsilon(total / count, ridge)
+    by_row = epsilon[..., None]
+    diagonal.add_(by_row if filled is None else torch.where(filled, 1.0, by_row))
+    by_row = by_row[..., None]
+    right = torch.addcmul(mixed, own, by_row.expand_as(own))
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    solution = by_factor(factor, right.mT).mT
     # Seen at one mixture of the rows, which needs the matrix itself: its factor might be poor.
-    some = torch.linspace(-1, 1, len(own), dtype=own.dtype, device=own.device).cos()
+    some = torch.linspace(-1, 1, own.shape[-2], dtype=own.dtype, device=own.device).cos()
     asked, weights = some @ right, some @ solution
-    spread = weights.new_zeros(len(covariance)).index_copy(0, kept, weights)
-    off = (covariance @ spread)[kept] + epsilon * weights - asked
-    if not holds(off.norm() <= SOLVED * asked.norm()):
-        return Delivered(solution)
+    off = (matrix @ weights[..., None])[..., 0] - asked
+    checked = off.norm(dim=-1) <= SOLVED * asked.norm(dim=-1)
     # Of inputs that never vary the difference is rounding, and nothing would be small beside it.
-    return Delivered(solution, (right - epsilon * solution) * varies, mixed)
+    varies = (total > 0)[..., None, None]
+    return _Products(solution, (right - by_row * solution) * varies, failed == 0, checked)
+
+
+def by_factor(factor: Tensor, right: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ · right, L being a Cholesky factor."""
+    if not factor.is_cuda:
+        return torch.cholesky_solve(right, factor)
+    # On a device that is waited for, and takes longer.
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
+class Regression(NamedTuple):
+    """A consumer's weights, to be written onto several choices of its inputs."""
+
+    flat: Tensor  # (o, n)
+    covariance: Tensor  # (n, n)
+    mixed: Tensor  # (o, n): the weights times the covariance
+    kept: Tensor  # (choices, n): flags, in the processor's memory
+
+
+class Regressed(NamedTuple):
+    """Solutions for all choices of several regressions, filled up with zeros to the longest."""
+
+    weight: Tensor  # (b, o, t)
+    mixed: Tensor  # (b, o, t): times the covariance
+    across: Tensor  # (b, o, t): the old weights times the covariance, at these inputs
+    rows: Tensor  # (b, t): of the covariance, that are kept
+    good: Tensor  # (b,): whether each was seen to be a solution
+
+
+def deliver_together(regressions: Sequence[Regression], ridge: float) -> Regressed:
+    """`deliver_weight` of several regressions of one shape, with their `mixed`, in one go."""
+    rows, filled = _side_by_side(torch.cat([r.kept for r in regressions]))
+    device = regressions[0].flat.device
+    rows, filled = onto(rows, device), onto(filled, device)
+    parts = list(zip(regressions, rows.split([len(r.kept) for r in regressions])))
+    empty = filled[:, None, :]
+    own, mixed = (
+        torch.cat([getattr(r, name)[:, at].transpose(0, 1) for r, at in parts]).masked_fill_(
+            empty, 0.0
+        )
+        for name in ("flat", "mixed")
+    )
+    matrix = torch.cat([r.covariance[at[:, :, None], at[:, None, :]] for r, at in parts])
+    matrix.masked_fill_(empty, 0.0).masked_fill_(filled[:, :, None], 0.0)
+    found = _from_products(own, mixed, matrix, ridge, filled)
+    good = found.factored & found.checked & found.weight.sum((1, 2)).isfinite()
+    return Regressed(found.weight, found.mixed, mixed, rows, good)
+
+
+def _side_by_side(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Where flags (b, n) are set: (b, t), filled up with zeros, and flags of what is filled."""
+    counts = flags.sum(1)
+    row, place = flags.nonzero(as_tuple=True)
+    at = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    rows = torch.zeros(len(flags), int(counts.max()), dtype=torch.long)
+    rows[row, at] = place
+    return rows, torch.arange(rows.shape[1]) >= counts[:, None]
 
 
 def regress(cross: Tensor, kept: Tensor, ridge: float) -> Tensor:
@@ -78,7 +165,7 @@ def solve_ridge(right: Tensor, matrix: Tensor, ridge: float) -> Tensor:
 
     Of the positive part where rounding left the matrix indefinite; zeros where nothing helps.
     """
-    solution = _solved(right, matrix.clone(), _shift(matrix, ridge))
+    solution = _solved(right, matrix.clone(), _epsilon(matrix.diagonal().mean(), ridge))
     if solution is not None:
         return solution
     inverse = ridge_inverse(matrix, ridge)
@@ -89,9 +176,9 @@ def solve_ridge(right: Tensor, matrix: Tensor, ridge: float) -> Tensor:
     return torch.zeros_like(right)
 
 
-def _shift(matrix: Tensor, ridge: float) -> Tensor:
+def _epsilon(mean_diagonal: Tensor, ridge: float) -> Tensor:
     """ε, relative to the mean diagonal."""
-    return max(ridge, 1e-9) * matrix.diagonal().mean().clamp(min=1e-280)
+    return max(ridge, 1e-9) * mean_diagonal.clamp(min=1e-280)
 
 
 def _solved(right: Tensor, matrix: Tensor, epsilon: Tensor) -> Tensor | None:
@@ -100,7 +187,7 @@ def _solved(right: Tensor, matrix: Tensor, epsilon: Tensor) -> Tensor | None:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not holds(failed == 0):
         return None
-    solution = torch.cholesky_solve(right.T, factor).T
+    solution = by_factor(factor, right.T).T
     return solution if is_finite(solution) else None
 
 
@@ -128,21 +215,21 @@ GRAM_BLOCK = 512  # columns: enough to keep every core busy; no result depends o
 
 def gram(rows: Tensor) -> Tensor:
     """rows' · rows; where that is large each half of the symmetric product is computed once."""
-    return symmetric_product(rows.T, rows)
+    return symmetric_product(rows.mT, rows)
 
 
 def symmetric_product(left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> Tensor:
     """left · right, which is known to be symmetric, and is so to the last bit."""
-    width = len(left)
+    width = left.shape[-2]
     if width <= block:
         whole = left @ right
-        return (whole + whole.T) / 2
-    product = left.new_empty(width, width)
+        return (whole + whole.mT) / 2
+    product = left.new_empty(*left.shape[:-1], width)
     for first in range(0, width, block):
         stretch = slice(first, first + block)
-        part = left[stretch] @ right[:, first:]
-        own = part[:, :block]
-        own.copy_((own + own.T) / 2)
-        product[stretch, first:] = part
-        product[first:, stretch] = part.T
+        part = left[..., stretch, :] @ right[..., first:]
+        own = part[..., :block]
+        own.copy_((own + own.mT) / 2)
+        product[..., stretch, first:] = part
+        product[..., first:, stretch] = part.mT
     return product

@@ -1,0 +1,32 @@
+"""How much memory of a device is free, and what fits into it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+ROOM = 1 << 27  # numbers in all matrices that are solved at once,
+BYTES = 64  # of which each may take so many of what is free: there are several, in float64
+FILLED = 0.7  # of the largest that smaller ones are filled up to
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of a CUDA device, with what torch holds of it and does not use."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
+
+
+def in_chunks(sizes: Mapping[int, int], device: torch.device) -> Iterator[list[int]]:
+    """Problems, given with how many rows they keep, in groups that fit and are not filled much."""
+    room = ROOM if device.type != "cuda" else min(ROOM, free_bytes(device) // BYTES)
+    some: list[int] = []
+    for number in sorted(sizes, key=lambda n: -sizes[n]):
+        largest = sizes[some[0]] if some else 0
+        full = (len(some) + 1) * largest**2 > room
+        if some and (full or sizes[number] < FILLED * largest):
+            yield some
+            some = []
+        some.append(number)
+    if some:
+        yield some
