@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from lbyl.tracing.record import Call, Record
 
 FIXED = 0
 """The label of entries that no prunable channel made: inputs, constants."""
+
+_FIXED = torch.tensor(FIXED)
 
 FEW = 4096  # pairs of labels, among which it does not pay to look for equal ones
 
@@ -46,12 +49,18 @@ class Pinned:
 
 
 class Atoms:
-    """Numbers the indices of parameter axes, and keeps the ties and pins between them."""
+    """Numbers the indices of parameter axes, and keeps the ties and pins between them.
+
+    What is tied and pinned is only written down while calls are followed and looked at together
+    when somebody asks: thousands of small pieces cost more than one large.
+    """
 
     def __init__(self) -> None:
         self.axes: dict[Axis, Tensor] = {}
         self.count = 1
-        self._pins: list[tuple[Tensor, str]] = []
+        self._reasons: list[str] = []  # of every tie and pin, in order
+        self._met: list[tuple[int, Tensor, Tensor, bool]] = []  # ties not looked at yet
+        self._pins: list[tuple[Tensor, Tensor]] = []  # atoms, and the index of each one's reason
         self._ties: list[Tensor] = []
         self._added: list[Tensor] = []
         self._classes: tuple[tuple[int, int], Tensor] | None = None  # as of so many atoms and ties
@@ -65,43 +74,60 @@ class Atoms:
 
     def tie(self, a: Tensor, b: Tensor, reason: str, added: bool = False) -> None:
         """Atoms at equal positions are one channel; what meets a fixed entry is pinned."""
-        a, b = torch.broadcast_tensors(a, b)
-        for d in range(a.dim()):
-            if a.shape[d] > 1 and a.stride(d) == 0 and b.stride(d) == 0:
-                a, b = a.narrow(d, 0, 1), b.narrow(d, 0, 1)
-        a, b = a.reshape(-1), b.reshape(-1)
+        if a.dim() != 1 or a.shape != b.shape:
+            a, b = torch.broadcast_tensors(a, b)
+            for d, size in enumerate(a.shape):
+                if size > 1 and a.stride(d) == 0 and b.stride(d) == 0:
+                    a, b = a.narrow(d, 0, 1), b.narrow(d, 0, 1)
+            a, b = a.reshape(-1), b.reshape(-1)
         if len(a) > FEW:
             # A pair as one number: unique numbers are found much faster than unique columns.
-            codes = torch.unique(a * self.count + b)
+            codes = distinct(a * self.count + b)
             a, b = codes // self.count, codes % self.count
-        free = (a != FIXED) & (b != FIXED)
-        if not bool(free.all()):
-            self.pin(torch.cat([a[~free], b[~free]]), reason)
-            a, b = a[free], b[free]
-        pairs = torch.stack([a, b])[:, a != b]
-        if pairs.numel():
-            self._ties.append(pairs)
-        if added:
-            self._added.append(pairs.reshape(-1))
+        self._met.append((len(self._reasons), a, b, added))
+        self._reasons.append(reason)
 
     def pin(self, atoms: Tensor, reason: str) -> None:
         """These atoms must stay; the first reason given is the one reported."""
-        if not atoms.numel():
+        atoms = constant_dropped(atoms).reshape(-1)
+        atoms = distinct(atoms) if len(atoms) > FEW else atoms
+        self._pins.append((atoms, torch.full_like(atoms, len(self._reasons))))
+        self._reasons.append(reason)
+
+    def _look(self) -> None:
+        """Sort what has met into ties, and pins where one side was fixed."""
+        if not self._met:
             return
-        atoms = torch.unique(constant_dropped(atoms))
-        atoms = atoms[atoms != FIXED]
-        if len(atoms):
-            self._pins.append((atoms, reason))
+        numbers, several_a, several_b, additions = zip(*self._met)
+        self._met = []
+        lengths = torch.tensor([len(a) for a in several_a])
+        a, b = torch.cat(several_a), torch.cat(several_b)
+        reason = torch.repeat_interleave(torch.tensor(numbers), lengths)
+        fixed = (a == FIXED) | (b == FIXED)
+        if bool(fixed.any()):
+            self._pins += [(a[fixed], reason[fixed]), (b[fixed], reason[fixed])]
+        apart = ~fixed & (a != b)
+        pairs = torch.stack([a[apart], b[apart]])
+        if pairs.numel():
+            self._ties.append(pairs)
+        if any(additions):
+            summed = torch.repeat_interleave(torch.tensor(additions), lengths)[apart]
+            self._added.append(pairs[:, summed].reshape(-1))
 
     def pinned(self, classes: Tensor) -> Pinned:
         """Which channels have a pinned atom, and the first reason given."""
-        first = torch.full((self.count,), -1)
-        for i, (atoms, _) in reversed(list(enumerate(self._pins))):  # so that earlier ones win
-            first[classes[atoms]] = i
-        return Pinned(first, [reason for _, reason in self._pins])
+        self._look()
+        never = len(self._reasons)
+        first = torch.full((self.count,), never)
+        if self._pins:
+            atoms, reason = (torch.cat(parts) for parts in zip(*self._pins))
+            free = atoms != FIXED
+            first.scatter_reduce_(0, classes[atoms[free]], reason[free], "amin")
+        return Pinned(torch.where(first == never, -1, first), self._reasons)
 
     def classes(self) -> Tensor:
         """For every atom the smallest atom it is tied to, directly or through others."""
+        self._look()
         known = (self.count, len(self._ties))
         if self._classes is None or self._classes[0] != known:
             self._classes = known, connected(self.count, self._ties)
@@ -109,6 +135,7 @@ class Atoms:
 
     def added(self) -> Tensor:
         """Atoms that an addition tied to other atoms: residual sums."""
+        self._look()
         return torch.unique(torch.cat(self._added)) if self._added else torch.empty(0).long()
 
 
@@ -136,6 +163,8 @@ class Flow:
     record: Record
     atoms: Atoms = field(default_factory=Atoms)
     labels: dict[int, Tensor] = field(default_factory=dict)
+    # The dimensions along which labels change, by the labels' id; they are held, so that it stays.
+    _dims: dict[int, tuple[Tensor, list[int]]] = field(default_factory=dict, repr=False)
     layers: list[Layer] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
     constants: set[int] = field(default_factory=set)  # values made of parameters alone
@@ -196,9 +225,28 @@ class Flow:
             self.labels[value] = self._initial(value)
         return self.labels[value]
 
+    def give(self, value: int, labels: Tensor) -> None:
+        """Keep the labels of a value, in a form that stores nothing along constant dimensions."""
+        if id(labels) not in self._dims:
+            dims = varying(labels)
+            labels = _laid_along(labels, dims).expand(self.shape(value))
+            self._dims[id(labels)] = labels, dims
+        self.labels[value] = labels
+
+    def dims(self, value: int) -> list[int]:
+        """The dimensions along which the labels of a value change."""
+        labels = self.of(value)
+        known = self._dims.get(id(labels))
+        if known is None:
+            known = self._dims[id(labels)] = labels, varying(labels)
+        return known[1]
+
     def marked(self, value: int) -> bool:
         """Whether any entry of a value carries a channel."""
-        return bool((constant_dropped(self.of(value)) != FIXED).any())
+        if self.dims(value):
+            return True
+        labels = self.of(value)
+        return bool(labels.numel()) and int(labels[(0,) * labels.dim()]) != FIXED
 
     def _initial(self, value: int) -> Tensor:
         shape = self.shape(value)
@@ -210,11 +258,13 @@ class Flow:
 
     def fixed(self, value: int) -> Tensor:
         """Labels for a value none of whose entries carries a channel."""
-        return torch.tensor(FIXED).expand(self.shape(value))
+        return fixed_labels(self.shape(value))
 
     def along(self, atoms: Tensor, value: int, dim: int | None = None) -> Tensor:
         """Atoms laid along one dimension of a value (its only long one), constant elsewhere."""
         shape = self.shape(value)
+        if len(shape) == 1 and len(atoms) == shape[0]:
+            return atoms
         if dim is None:
             dim = next(d for d, size in enumerate(shape) if size > 1)
         view = [1] * len(shape)
@@ -225,7 +275,7 @@ class Flow:
         """The labels along `dim`; pinned and fixed where they differ elsewhere too."""
         labels = self.of(value)
         dim %= labels.dim()
-        others = [d for d in varying(labels) if d != dim]
+        others = [d for d in self.dims(value) if d != dim]
         if others:
             self.atoms.pin(labels, reason)
             return torch.full((labels.shape[dim],), FIXED)
@@ -242,20 +292,33 @@ class Flow:
                 self.atoms.pin(self.of(value), reason)
 
 
+def fixed_labels(shape: torch.Size) -> Tensor:
+    """Labels of this shape, none of which is a channel."""
+    return _FIXED.expand(shape)
+
+
+def distinct(numbers: Tensor) -> Tensor:
+    """Each number once, ascending; labels are long runs of equal ones, which need no sorting."""
+    return torch.unique(torch.unique_consecutive(numbers.reshape(-1)))
+
+
 def varying(labels: Tensor) -> list[int]:
     """The dimensions along which labels change."""
-    labels = constant_dropped(labels)
-    found = []
-    for d, size in enumerate(labels.shape):
-        if size > 1:
-            first = labels.narrow(d, 0, 1)
-            # The last differs from the first nearly always where any does, and is found at once.
-            if torch.equal(first, labels.narrow(d, size - 1, 1)) and torch.equal(
-                labels, first.expand_as(labels)
-            ):
-                labels = first  # along the others there is so much less to look at
-            else:
-                found.append(d)
+    entries: Any = labels.numpy()  # the same memory; small pieces of it are looked at much faster
+    if not entries.size:
+        return []
+    sizes = zip(entries.shape, entries.strides)
+    loose = [d for d, (size, stride) in enumerate(sizes) if size > 1 and stride]
+    entries = entries[tuple(slice(None) if d in loose else 0 for d in range(entries.ndim))]
+    found: list[int] = []
+    for d in loose:
+        before = (slice(None),) * len(found)
+        first, last = entries[(*before, 0)], entries[(*before, -1)]
+        # The last differs from the first nearly always where any does, and is found at once.
+        if (first == last).all() and (entries == np.expand_dims(first, len(found))).all():
+            entries = first  # along the others there is so much less to look at
+        else:
+            found.append(d)
     return found
 
 
@@ -269,9 +332,7 @@ def constant_dropped(labels: Tensor) -> Tensor:
 
 def select_first(labels: Tensor, dim: int) -> Tensor:
     """The labels along `dim` at position 0 of all other dimensions."""
-    index: list[int | slice] = [0] * labels.dim()
-    index[dim] = slice(None)
-    return labels[tuple(index)]
+    return labels.as_strided((labels.shape[dim],), (labels.stride(dim),))
 
 
 def same_channels(labels: Tensor, shape: torch.Size, dims: list[int]) -> Tensor:
@@ -284,8 +345,12 @@ def same_channels(labels: Tensor, shape: torch.Size, dims: list[int]) -> Tensor:
 
 def compact(labels: Tensor) -> Tensor:
     """Equal labels in a form that stores nothing along constant dimensions."""
-    changing = varying(labels)
-    for d in range(labels.dim()):
-        if d not in changing:
-            labels = labels.narrow(d, 0, min(1, labels.shape[d]))
+    return _laid_along(labels, varying(labels))
+
+
+def _laid_along(labels: Tensor, dims: list[int]) -> Tensor:
+    """Labels that change along these dimensions only, with one entry along each other."""
+    for d, size in enumerate(labels.shape):
+        if size > 1 and d not in dims:
+            labels = labels.narrow(d, 0, 1)
     return labels

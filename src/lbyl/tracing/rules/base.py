@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lbyl.graph.declare import Rule, leaf_rule
 from lbyl.torchkit.surroundings import one_thread
-from lbyl.tracing.labels import Flow, compact
+from lbyl.tracing.labels import Flow
 from lbyl.tracing.record import Call, Ref
 
 RULES: dict[str, Rule] = {}
@@ -48,7 +48,7 @@ def propagate(flow: Flow) -> Flow:
                 flow.labels[value] = flow.fixed(value)
             continue
         for value, labels in zip(call.outputs, _output_labels(flow, call)):
-            flow.labels[value] = compact(labels).expand(flow.shape(value))
+            flow.give(value, labels)
         _account(flow, call)
     flow.pin_all(flow.record.outputs, "it reaches the model's output")
     flow.pin_all(flow.record.unrecorded, "it is used by code that cannot be followed")
@@ -80,8 +80,9 @@ def _account(flow: Flow, call: Call) -> None:
     """Matrices used other than as a layer's weight stay whole; constants make constants."""
     parameters = flow.record.parameters
     for value in call.inputs:
-        several = sum(size > 1 for size in flow.shape(value)) > 1
-        if value in parameters and several and (id(call), value) not in flow.accounted:
+        if value not in parameters or (id(call), value) in flow.accounted:
+            continue
+        if sum(size > 1 for size in flow.shape(value)) > 1:
             flow.pin_all([value], f"its weight is also used by {call.op} in {call.module}")
     if all(v in parameters or v in flow.constants for v in call.inputs):
         flow.constants.update(call.outputs)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten
 
 from lbyl.graph.declare import declare_named
 from lbyl.graph.unit import Norm
-from lbyl.tracing.labels import Flow, same_channels, select_first, varying
+from lbyl.tracing.labels import Flow, same_channels, select_first
 from lbyl.tracing.record import Call, Ref
 from lbyl.tracing.rules.base import opaque
 
@@ -33,7 +33,7 @@ def channelwise(flow: Flow, call: Call) -> Sequence[Tensor]:
     if x is None:
         return opaque(flow, call, "is given no tensor")
     labels = flow.of(x)
-    dims = varying(labels)
+    dims = flow.dims(x)
     if any(not _has_dims(labels, flow.shape(v), dims) for v in call.outputs):
         return opaque(flow, call, "is declared channelwise but moves its channels")
     if len(dims) > 1:

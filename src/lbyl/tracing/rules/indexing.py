@@ -31,7 +31,7 @@ def indexing(flow: Flow, call: Call) -> Sequence[Tensor]:
     if any(flow.marked(i.value) for i in index if isinstance(i, Ref)):
         return opaque(flow, call, "is steered by its values")
     at_zero, looked_up = _anywhere(flow, index, labels.dim())
-    if set(varying(labels)) & looked_up:
+    if set(flow.dims(input_of(call))) & looked_up:
         return opaque(flow, call, "picks channels by number")
     out = labels[at_zero].expand(shape)
     pin_cut(flow, [out], call)
@@ -102,7 +102,7 @@ def write(flow: Flow, call: Call) -> Sequence[Tensor]:
         return opaque(flow, call, "writes in a way that has no channel rule")
     touched = sum(_indexed_dims(flow, i) for i in index)
     source = _inner(flow.of(written), len(flow.shape(target)) - touched)
-    if source is None or set(varying(flow.of(target))) & set(range(touched)):
+    if source is None or set(flow.dims(target)) & set(range(touched)):
         return opaque(flow, call, "writes channels at positions given by number")
     if target not in flow.blank:
         reason = f"it is written beside fixed entries in {call.module}"

@@ -27,7 +27,7 @@ def mixing(flow: Flow, call: Call, dims: Sequence[int]) -> list[Tensor]:
     """Values along `dims` are mixed: channels that lie there cannot go one by one."""
     labels = flow.of(input_of(call))
     mixed = {d % max(1, labels.dim()) for d in dims}  # a number passes for one dimension
-    if mixed & set(varying(labels)):
+    if mixed & set(flow.dims(input_of(call))):
         return opaque(flow, call, "mixes its channels")
     outputs = [_reduced(labels, flow.shape(value), mixed) for value in call.outputs]
     kept = [x for x in outputs if x is not None]

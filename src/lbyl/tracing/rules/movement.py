@@ -8,9 +8,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from lbyl.tracing.labels import FIXED, Flow, constant_dropped, same_channels, varying
+from lbyl.torchkit.run import tensors_in
+from lbyl.tracing.labels import (
+    FIXED,
+    Flow,
+    constant_dropped,
+    distinct,
+    same_channels,
+    varying,
+)
 from lbyl.tracing.record import Call, Ref
 from lbyl.tracing.rules.base import argument, fixed_outputs, input_of, opaque, rule, value_of
 
@@ -73,20 +81,57 @@ def moved(flow: Flow, call: Call, of: Callable[[int], Tensor]) -> list[Tensor]:
     """The labels of the outputs: what the call makes of its inputs' labels, given by `of`."""
     if call.op in RESHAPING:
         return [of(input_of(call)).reshape(flow.shape(call.outputs[0]))]
-    # A view each, as an in-place call such as `squeeze_` would change the labels kept.
-    args, kwargs = tree_map_only(Ref, lambda r: of(r.value)[...], (call.args, call.kwargs))
+    if call.op in JOINING:
+        return [_joined(call, of)]
+    return _called(call, of)
+
+
+def _called(call: Call, of: Callable[[int], Tensor]) -> list[Tensor]:
+    """What a call gives of labels in place of tensors."""
+    args, kwargs = (_labelled(x, of) for x in (call.args, call.kwargs))
     moved: Any = call.function(*args, **kwargs)
-    return [x for x in tree_flatten(moved)[0] if isinstance(x, Tensor)]
+    return tensors_in(moved)
+
+
+def _labelled(x: Any, of: Callable[[int], Tensor]) -> Any:
+    """Arguments of a call with labels in place of tensors."""
+    if isinstance(x, Ref):
+        return of(x.value)[...]  # a view: one in place, such as `squeeze_`, leaves those kept
+    if type(x) in (tuple, list):
+        return type(x)([_labelled(item, of) for item in x])
+    if type(x) is dict:
+        return {key: _labelled(item, of) for key, item in x.items()}
+    return tree_map_only(Ref, lambda r: of(r.value)[...], x)
+
+
+def _joined(call: Call, of: Callable[[int], Tensor]) -> Tensor:
+    """Labels joined as the data was, one entry along each dimension that all are constant along."""
+    parts = [of(value) for value in call.inputs]
+    shape = list(parts[0].shape)
+    along = argument(call, 1, "dim", 0) % len(shape)
+    constant = [
+        d
+        for d, size in enumerate(shape)
+        if d != along and size > 1 and all(x.shape[d] == size and not x.stride(d) for x in parts)
+    ]
+
+    def narrowed(value: int) -> Tensor:
+        labels = of(value)
+        for d in constant:
+            labels = labels.narrow(d, 0, 1)
+        return labels
+
+    joined = _called(call, narrowed)[0]
+    shape[along] = joined.shape[along]
+    return joined.expand(shape)
 
 
 def _tie_pieces(flow: Flow, pieces: list[Tensor], call: Call) -> None:
     """Equal pieces must stay equal in size, so their channels go together, position by position."""
-    source = flow.of(input_of(call))
-    changed = [d for d in varying(source) if any(x.dim() <= d for x in pieces)]
+    source, dims = flow.of(input_of(call)), flow.dims(input_of(call))
+    changed = [d for d in dims if any(x.dim() <= d for x in pieces)]
     changed += [
-        d
-        for d in varying(source)
-        if d not in changed and any(x.shape[d] != source.shape[d] for x in pieces)
+        d for d in dims if d not in changed and any(x.shape[d] != source.shape[d] for x in pieces)
     ]
     if not changed:
         return
@@ -100,8 +145,8 @@ def _tie_pieces(flow: Flow, pieces: list[Tensor], call: Call) -> None:
 def pin_cut(flow: Flow, outputs: list[Tensor], call: Call) -> None:
     """Indices written in the code do not move with the channels: what they cut is pinned."""
     source = flow.of(input_of(call))
-    kept = torch.unique(torch.cat([constant_dropped(out).reshape(-1) for out in outputs]))
-    if not bool(torch.isin(torch.unique(constant_dropped(source)), kept).all()):
+    kept = distinct(torch.cat([constant_dropped(out).reshape(-1) for out in outputs]))
+    if not bool(torch.isin(distinct(constant_dropped(source)), kept).all()):
         flow.atoms.pin(source, f"it is indexed by fixed positions in {call.module or call.op}")
 
 
@@ -115,8 +160,7 @@ def _pin_shifted(flow: Flow, out: Tensor, call: Call) -> None:
 def _tie_blocks(flow: Flow, out: Tensor, call: Call) -> Tensor:
     """Channels split over two dimensions stay equal per block: blocks go position by position."""
     dims = varying(out)
-    sources = [flow.of(v) for v in dict.fromkeys(call.inputs)]
-    if len(dims) > 1 and all(len(varying(x)) < len(dims) for x in sources):
+    if len(dims) > 1 and all(len(flow.dims(v)) < len(dims) for v in call.inputs):
         return _tie_along(flow, out, dims[:1], call)
     return out
 
@@ -134,7 +178,7 @@ def _tie_along(flow: Flow, labels: Tensor, dims: Sequence[int], call: Call) -> T
 def pad(flow: Flow, call: Call) -> Sequence[Tensor]:
     """Padding around channels is fixed; padding around pixels leaves them as they were."""
     labels, widths = flow.of(input_of(call)), argument(call, 1, "pad")
-    dims = varying(labels)
+    dims = flow.dims(input_of(call))
     padded = {labels.dim() - 1 - i // 2 for i, width in enumerate(widths) if width}
     if not padded & set(dims):
         return [same_channels(labels, flow.shape(call.outputs[0]), dims)]

@@ -74,7 +74,7 @@ def layer_norm(flow: Flow, call: Call) -> Sequence[Tensor]:
     shape = argument(call, 1, "normalized_shape")
     labels = flow.of(input_of(call))
     dims = range(labels.dim() - len(shape), labels.dim())
-    if not set(dims) & set(varying(labels)):
+    if not set(dims) & set(flow.dims(input_of(call))):
         return [labels]
     weight, bias = value_of(argument(call, 2, "weight")), value_of(argument(call, 3, "bias"))
     if len(shape) != 1 or weight is None or not _takes_scale(flow, labels, weight, bias):

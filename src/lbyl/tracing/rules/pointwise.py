@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lbyl.tracing.labels import FIXED, Flow, constant_dropped, varying
+from lbyl.tracing.labels import FIXED, Flow, constant_dropped, fixed_labels
 from lbyl.tracing.record import Call
 from lbyl.tracing.rules.base import argument, input_of, opaque, rule, value_of
 
@@ -38,11 +38,15 @@ def pointwise(flow: Flow, call: Call) -> Sequence[Tensor]:
     if call.op == "where" and len(call.args) + len(call.kwargs) < 3:
         return opaque(flow, call, "tells positions by number")
     shape = flow.shape(call.outputs[0])
-    # Only activations make a residual sum; a bias or a learned offset belongs to its channel.
-    fixed = flow.constants | flow.record.parameters.keys()
-    added = call.op in ADDITIVE and sum(v not in fixed for v in set(call.inputs)) > 1
-    labels = unify(flow, list(dict.fromkeys(call.inputs)), shape, call, added)
+    values = list(dict.fromkeys(call.inputs))
+    labels = unify(flow, values, shape, call, call.op in ADDITIVE and _sums(flow, values))
     return [labels] * len(call.outputs)
+
+
+def _sums(flow: Flow, values: list[int]) -> bool:
+    """Whether several are activations: a bias or a learned offset belongs to its channel."""
+    fixed = flow.constants, flow.record.parameters
+    return sum(all(v not in known for known in fixed) for v in values) > 1
 
 
 def unify(
@@ -52,11 +56,15 @@ def unify(
 
     `added` says that the operands are activations that are summed, as in a residual connection.
     """
-    location = f"{call.op} in {call.module}" if call.module else call.op
-    labels = {v: lead(flow.of(v), len(shape)) for v in values}
-    channel_dims = sorted({d for x in labels.values() for d in varying(x)})
+    rank = len(shape)
+    channel_dims = sorted({d + rank - len(flow.shape(v)) for v in values for d in flow.dims(v)})
     if not channel_dims:
-        return torch.tensor(FIXED).expand(shape)
+        return fixed_labels(shape)
+    alone = values[0] if len(values) == 1 else None
+    if alone is not None and flow.shape(alone) == shape and alone not in flow.record.parameters:
+        return flow.of(alone)
+    location = f"{call.op} in {call.module}" if call.module else call.op
+    labels = {v: lead(flow.of(v), rank) for v in values}
     operands: list[Tensor] = []
     for value, label in labels.items():
         label = _of_parameter(flow, call, value, label, channel_dims)
@@ -71,11 +79,13 @@ def unify(
             reason = f"it is copied into a tensor of fixed size (a state, a cache) in {call.module}"
         flow.atoms.tie(operands[0], other, reason, added)
     first = next((x for x in operands if bool((constant_dropped(x) != FIXED).any())), None)
-    return torch.tensor(FIXED).expand(shape) if first is None else first.expand(shape)
+    return fixed_labels(shape) if first is None else first.expand(shape)
 
 
 def lead(labels: Tensor, dims: int) -> Tensor:
     """Labels with leading dimensions of one added, as broadcasting does."""
+    if labels.dim() == dims:
+        return labels
     return labels.reshape((1,) * (dims - labels.dim()) + tuple(labels.shape))
 
 
