@@ -7,7 +7,7 @@ traced then must be the kept ones. A unit for which that fails becomes unprunabl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.follow import follow
-from lbyl.tracing.group import build, without
+from lbyl.tracing.group import Grouping, without
 from lbyl.tracing.labels import FIXED, Flow
 from lbyl.tracing.record import DoesNotRun, Record
 from lbyl.tracing.rules import propagate
@@ -138,7 +138,9 @@ class Trials:
             residual=self.residual,
         )
         if not flow.record.overcome:
-            return _different(self.graph, build(flow, residual=True, least=1), indices, units)
+            found = Grouping.of(flow)
+            axes = found.axes(found.accepted(residual=True, least=1)[0])
+            return _different(self.graph, axes, indices, units)
         sure = self._read_alone(flow, flow.record.overcome, units)
         if not sure:
             flow.record.failed = flow.record.overcome[0]
@@ -160,25 +162,30 @@ def trial(unit: Unit) -> Tensor:
 
 @one_thread()
 def _different(
-    graph: Graph, actual_graph: Graph, indices: dict[Axis, Tensor], units: Sequence[Unit]
+    graph: Graph,
+    actual_axes: Mapping[Axis, Tensor],
+    indices: Mapping[Axis, Tensor],
+    units: Sequence[Unit],
 ) -> set[str]:
     """Units whose planned channels do not correspond one to one to those of the cut network."""
-    highest = max(int(channel.max()) for channel in graph.axes.values())
-    owner = torch.full((highest + 2,), -1)  # the last entry stands for "no channel"
+    owner = torch.full((graph.numbers + 1,), -1)  # the last entry stands for "no channel"
     for i, unit in enumerate(units):
         owner[unit.start : unit.range.stop] = i
     wrong = torch.zeros(len(units) + 1, dtype=torch.bool)
-    pairs: list[Tensor] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for axis, channel in graph.axes.items():
         planned = channel[indices[axis]] if axis in indices else channel
-        actual = actual_graph.axes.get(axis, torch.full_like(planned, -1))
+        actual = actual_axes.get(axis)
+        if actual is None:
+            actual = torch.full_like(planned, -1)
         if len(planned) != len(actual):
             wrong[owner[planned]] = True
         else:
-            tested = owner[planned] >= 0
-            pairs.append(torch.stack([planned[tested], actual[tested]]))
+            pairs.append((planned, actual))
     if pairs:
-        a, b = torch.cat(pairs, dim=1)
+        a, b = (torch.cat(side) for side in zip(*pairs))
+        tested = owner[a] >= 0
+        a, b = a[tested], b[tested]
         base = int(b.max()) + 2 if len(b) else 2
         codes = torch.unique(a * base + b + 1)  # a pair as one number, which is found faster
         a, b = codes // base, codes % base - 1

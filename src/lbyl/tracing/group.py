@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Axis, ChannelNorm, Consumer, Graph, Layer, Norm, Producer, Unit
 from lbyl.torchkit.surroundings import one_thread
-from lbyl.tracing.labels import Atoms, Flow, Pinned, connected
+from lbyl.tracing.labels import Atoms, Flow, Pinned, connected, distinct
 
 
 def without(graph: Graph, dropped: dict[str, str]) -> Graph:
@@ -43,11 +44,24 @@ def _stacked(flow: Flow) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Layers that make the same channels, and those channels by first use."""
+
+    layers: list[Layer]
+    members: Tensor
+    consumers: list[str]  # layers that read them
+    tied: bool  # whether sums tie them
+    touched: list[Axis]  # of parameters that carry any of them
+
+
+@dataclass(frozen=True)
 class Grouping:
     """Channels of a flow by the layers that make them, whether they may go or not."""
 
-    groups: list[tuple[Group, list[str], bool]]  # with who reads them, and whether sums tie them
+    flow: Flow
+    groups: list[Group]
     unprunable: dict[str, str]  # layer → why, as long as it is in no unit
+    numbers: Tensor  # of the channel of each atom: groups in turn, −1 where it is in none
 
     @classmethod
     @one_thread()
@@ -57,14 +71,80 @@ class Grouping:
         full = _full(flow)
         added = torch.zeros(flow.atoms.count, dtype=torch.bool)
         added[classes[flow.atoms.added()]] = True
+        together = _group_producers(full, flow.atoms, classes, pinned)
+        grouped = {layer.name for layers, _ in together for layer in layers}
         unprunable = dict(flow.refused)
-        unprunable |= {c.name: _reason(c, flow.atoms, classes, pinned) for c in full}
+        # Layers of a group get a reason when it is refused.
+        unprunable |= {
+            c.name: "" if c.name in grouped else _reason(c, flow.atoms, classes, pinned)
+            for c in full
+        }
         unprunable |= dict.fromkeys(_stacked(flow), STACKED)
-        groups = _group_producers(full, flow.atoms, classes, pinned)
-        read_by = _consumer_names(full, flow.atoms, classes, groups)
-        feedback = _feedback(flow, [group.layers for group in groups])
-        tied = [fed and bool(added[g.members].any()) for g, fed in zip(groups, feedback)]
-        return cls(list(zip(groups, read_by, tied)), unprunable)
+        group_of = torch.full((flow.atoms.count,), -1)
+        numbers = torch.full((flow.atoms.count,), -1)
+        start = 0
+        for i, (_, members) in enumerate(together):
+            group_of[members] = i
+            numbers[members] = torch.arange(start, start + len(members))
+            start += len(members)
+        group_of = group_of[classes]
+        read_by = _consumer_names(full, flow.atoms, group_of, len(together))
+        touched = _touched(flow.atoms, group_of, len(together))
+        feedback = _feedback(flow, [layers for layers, _ in together])
+        tied = [fed and bool(added[m].any()) for (_, m), fed in zip(together, feedback)]
+        groups = [Group(*a, *b) for a, b in zip(together, zip(read_by, tied, touched))]
+        return cls(flow, groups, unprunable, numbers[classes])
+
+    def accepted(self, residual: bool, least: int = 2) -> tuple[list[Group], dict[str, str]]:
+        """Groups of at least `least` channels that may go, and why other layers may not."""
+        unprunable = dict(self.unprunable)
+        accepted: list[Group] = []
+        for group in self.groups:
+            few = len(group.members) < least
+            why = _why_not(group.layers, few, group.tied and not residual, group.consumers)
+            if why:
+                unprunable |= {layer.name: why for layer in group.layers}
+                continue
+            for layer in group.layers:
+                unprunable.pop(layer.name, None)
+            accepted.append(group)
+        return accepted, unprunable
+
+    @one_thread()
+    def axes(self, groups: Sequence[Group]) -> dict[Axis, Tensor]:
+        """Every parameter axis that carries channels of these groups, which are numbered anew."""
+        wanted = {id(group) for group in groups}
+        sizes = [(id(group) in wanted, len(group.members)) for group in self.groups]
+        anew = torch.full((sum(size for _, size in sizes) + 1,), -1)  # the last: no channel
+        old = new = 0
+        for is_wanted, size in sizes:
+            if is_wanted:
+                anew[old : old + size] = torch.arange(new, new + size)
+                new += size
+            old += size
+        touched = {axis for group in groups for axis in group.touched}
+        axes = self.flow.atoms.axes
+        parts = anew[self.numbers][1:].split([len(atoms) for atoms in axes.values()])
+        return {axis: part for axis, part in zip(axes, parts) if axis in touched}
+
+    def units(self, groups: Sequence[Group]) -> tuple[Unit, ...]:
+        """A unit for each of these groups, their channels numbered in turn."""
+        units: list[Unit] = []
+        start = 0
+        for group in groups:
+            units.append(replace(self._unit(group), start=start))
+            start += len(group.members)
+        return tuple(units)
+
+    def _unit(self, group: Group) -> Unit:
+        """The unit that a group makes, worked out once; its channels are numbered from 0."""
+        if id(group) not in self._made:
+            self._made[id(group)] = _unit(self.flow, group)
+        return self._made[id(group)]
+
+    @cached_property
+    def _made(self) -> dict[int, Unit]:
+        return {}
 
 
 def _full(flow: Flow) -> list[Layer]:
@@ -72,32 +152,13 @@ def _full(flow: Flow) -> list[Layer]:
     return [c for c in flow.layers if c.weight not in flow.grouped]
 
 
-@one_thread()
-def build(flow: Flow, residual: bool, least: int = 2, known: Grouping | None = None) -> Graph:
-    """Group the channels of a flow into units of at least `least` channels each.
-
-    `known` is the grouping of this very flow, where it was worked out before.
-    """
-    known = Grouping.of(flow) if known is None else known
-    unprunable = dict(known.unprunable)
-    accepted: list[tuple[Group, list[str], bool]] = []
-    for group, consumers, tied in known.groups:
-        few = len(group.members) < least
-        why = _why_not(group.layers, few, tied and not residual, consumers)
-        if why:
-            unprunable |= {layer.name: why for layer in group.layers}
-            continue
-        for layer in group.layers:
-            unprunable.pop(layer.name, None)
-        accepted.append((group, consumers, tied))
-    members = [group.members for group, _, _ in accepted]
-    axes, owners = _number(flow, flow.atoms.classes(), members)
-    units: list[Unit] = []
-    for (group, consumers, tied), touched in zip(accepted, owners):
-        start = units[-1].range.stop if units else 0
-        units.append(_unit(flow, group, start, consumers, touched, tied))
+def build(known: Grouping, residual: bool, least: int = 2) -> Graph:
+    """The graph of all groups of at least `least` channels, residual ones if they are wanted."""
+    flow = known.flow
+    groups, unprunable = known.accepted(residual, least)
+    axes = known.axes(groups)
     return Graph(
-        tuple(units),
+        known.units(groups),
         _consumers(flow, _full(flow), axes),
         axes,
         unprunable,
@@ -160,91 +221,65 @@ def _feedback(flow: Flow, groups: list[list[Layer]]) -> list[bool]:
     return fed
 
 
-def _number(
-    flow: Flow, classes: Tensor, groups: list[Tensor]
-) -> tuple[dict[Axis, Tensor], list[list[str]]]:
-    """Number the channels of all groups in turn: every axis by channel, parameters by group."""
-    numbering = torch.full((flow.atoms.count,), -1)
-    members = torch.cat([torch.empty(0, dtype=torch.long), *groups])
-    numbering[members] = torch.arange(len(members))
-    sizes = torch.tensor([len(group) for group in groups], dtype=torch.long)
-    group_of = torch.repeat_interleave(torch.arange(len(groups)), sizes)
-    every = list(flow.atoms.axes)
-    lengths = [len(atoms) for atoms in flow.atoms.axes.values()]
-    empty = torch.empty(0, dtype=torch.long)
-    index = numbering[classes[torch.cat([empty, *flow.atoms.axes.values()])]]  # of all axes
-    owner = torch.repeat_interleave(torch.arange(len(every)), torch.tensor(lengths).long())
-    marked = index >= 0
-    pairs = owner[marked] * len(groups) + group_of[index[marked]]
-    axes: dict[Axis, Tensor] = {}
-    owners: list[list[str]] = [[] for _ in groups]
-    parts = index.split(lengths)
-    for pair in torch.unique(torch.unique_consecutive(pairs)).tolist():
-        number, group = divmod(pair, len(groups))
-        axes[every[number]] = parts[number]
-        owners[group].append(every[number][0])
-    return axes, owners
+def _touched(atoms: Atoms, group_of: Tensor, groups: int) -> list[list[Axis]]:
+    """For every group the axes of parameters that carry any of its channels."""
+    axes = list(atoms.axes)
+    lengths = torch.tensor([len(x) for x in atoms.axes.values()], dtype=torch.long)
+    owner = torch.repeat_interleave(torch.arange(len(axes)), lengths)  # atoms lie axis by axis
+    touched: list[list[Axis]] = [[] for _ in range(groups)]
+    for axis, group in _pairs(owner, group_of[1:], groups):
+        touched[group].append(axes[axis])
+    return touched
 
 
-@dataclass(frozen=True)
-class Group:
-    """Layers that make the same channels, and those channels by first use."""
-
-    layers: list[Layer]
-    members: Tensor
-
-
-def _rows(layer: Layer, atoms: Atoms, classes: Tensor) -> Tensor:
-    return classes[atoms.axes[layer.weight, layer.output_axis]]
+def _pairs(owner: Tensor, group: Tensor, groups: int) -> list[tuple[int, int]]:
+    """Each pair of an owner and a group (−1: none) that meet, once, ascending."""
+    marked = group >= 0
+    codes = distinct(owner[marked] * groups + group[marked])
+    return [divmod(code, groups) for code in codes.tolist()]
 
 
 def _group_producers(
     layers: Sequence[Layer], atoms: Atoms, classes: Tensor, pinned: Pinned
-) -> list[Group]:
+) -> list[tuple[list[Layer], Tensor]]:
     """Layers that make a common unpinned channel belong together."""
-    owner = torch.full((atoms.count,), -1)  # channel → the first layer that makes it
-    shared: list[Tensor] = []  # pairs of layers that make a common channel
-    first_made: list[Tensor] = []
-    for i, layer in enumerate(layers):
-        channels = pinned.unpinned(_rows(layer, atoms, classes))
-        owners = owner[channels]
-        first_made.append(_in_order(channels[owners < 0]))
-        owner[first_made[i]] = i
-        others = torch.unique(owners[owners >= 0])
-        shared.append(torch.stack([torch.full_like(others, i), others]))
-    first_layer = connected(len(layers), shared).tolist()
-    together: dict[int, tuple[dict[str, Layer], list[Tensor]]] = {}
-    for i, layer in enumerate(layers):
-        by_weight, parts = together.setdefault(first_layer[i], ({}, []))
-        by_weight.setdefault(layer.weight, layer)
-        parts.append(first_made[i])
-    groups = [Group(list(named.values()), torch.cat(parts)) for named, parts in together.values()]
-    return [group for group in groups if len(group.members)]
+    channels, maker = _along(layers, [(c.weight, c.output_axis) for c in layers], atoms, classes)
+    free = pinned.first[channels] < 0
+    channels, maker = channels[free], maker[free]
+    places = torch.arange(len(channels))
+    first = torch.full((atoms.count,), len(channels))
+    first = first.scatter_reduce(0, channels, places, "amin")[channels]  # where it is first made
+    shared = torch.stack([maker, maker[first]])[:, maker != maker[first]]
+    first_layer = connected(len(layers), [shared])
+    together: dict[int, dict[str, Layer]] = {}
+    for root, layer in zip(first_layer.tolist(), layers):
+        together.setdefault(root, {}).setdefault(layer.weight, layer)
+    new = first == places
+    channels, root_of = channels[new], first_layer[maker[new]]
+    order = torch.argsort(root_of, stable=True)
+    roots, counts = torch.unique_consecutive(root_of[order], return_counts=True)
+    members = channels[order].split(counts.tolist())
+    return [(list(together[r].values()), m) for r, m in zip(roots.tolist(), members)]
 
 
-def _in_order(channels: Tensor) -> Tensor:
-    """Each channel once, where it came first."""
-    values, index = torch.unique(channels, return_inverse=True)
-    if len(values) == len(channels):
-        return channels
-    first = torch.full_like(values, len(channels))
-    first = first.scatter_reduce(0, index, torch.arange(len(channels)), "amin")
-    return channels[first.sort().values]
+def _along(
+    layers: Sequence[Layer], axes: Sequence[Axis], atoms: Atoms, of_atom: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What belongs to the atoms of an axis of each layer, one after the other; and whose it is."""
+    parts = [atoms.axes[axis] for axis in axes]
+    lengths = torch.tensor([len(part) for part in parts], dtype=torch.long)
+    whole = torch.cat([torch.empty(0, dtype=torch.long), *parts])
+    return of_atom[whole], torch.repeat_interleave(torch.arange(len(layers)), lengths)
 
 
 def _consumer_names(
-    layers: Sequence[Layer], atoms: Atoms, classes: Tensor, groups: list[Group]
+    layers: Sequence[Layer], atoms: Atoms, group_of: Tensor, groups: int
 ) -> list[list[str]]:
     """For every group the names of the layers that read any of its channels, in order."""
-    group_of = torch.full((atoms.count,), -1)
-    for i, group in enumerate(groups):
-        group_of[group.members] = i
-    names_of: list[dict[str, None]] = [{} for _ in groups]
-    for layer in layers:
-        columns = classes[atoms.axes[layer.weight, layer.input_axis]]
-        for i in torch.unique(group_of[columns]).tolist():
-            if i >= 0:
-                names_of[i][layer.name] = None
+    read, reader = _along(layers, [(c.weight, c.input_axis) for c in layers], atoms, group_of)
+    names_of: list[dict[str, None]] = [{} for _ in range(groups)]
+    for layer, group in _pairs(reader, read, groups):
+        names_of[group][layers[layer].name] = None
     return [list(names) for names in names_of]
 
 
@@ -262,22 +297,19 @@ def _why_not(
 
 
 def _reason(layer: Layer, atoms: Atoms, classes: Tensor, pinned: Pinned) -> str:
-    return pinned.reason(_rows(layer, atoms, classes)) or "its channels are fixed"
+    rows = classes[atoms.axes[layer.weight, layer.output_axis]]
+    return pinned.reason(rows) or "its channels are fixed"
 
 
-def _unit(
-    flow: Flow, group: Group, start: int, consumers: list[str], touched: list[str], residual: bool
-) -> Unit:
-    layers = group.layers
+def _unit(flow: Flow, group: Group) -> Unit:
+    layers, consumers = group.layers, tuple(group.consumers)
     producers = tuple(_producer(flow, c) for c in layers)
     named = {p.weight for p in producers} | {p.bias for p in producers}
     named |= {flow.weight_of[name] for name in consumers}
-    between = {name.rpartition(".")[0] or name: None for name in touched if name not in named}
-    path = _path(flow, layers[0])
-    channels = len(group.members)
-    return Unit(
-        layers[0].name, start, channels, producers, tuple(consumers), tuple(between), path, residual
-    )
+    others = [name for name, _ in group.touched if name not in named]
+    between = dict.fromkeys(name.rpartition(".")[0] or name for name in others)
+    path, channels = _path(flow, layers[0]), len(group.members)
+    return Unit(layers[0].name, 0, channels, producers, consumers, tuple(between), path, group.tied)
 
 
 def _producer(flow: Flow, layer: Layer) -> Producer:
@@ -311,12 +343,12 @@ def bias_behind(flow: Flow, layer: Layer) -> tuple[str | None, int]:
 
 def _lone_vector(flow: Flow, value: int) -> str | None:
     """The parameter that a value is, or is a view of, where nothing else uses it."""
-    makers = [call for call in flow.record.calls if value in call.outputs]
-    if makers:
-        moved = makers[-1].op in ("view", "reshape", "unsqueeze", "__getitem__")
-        if not moved or len(makers[-1].inputs) != 1 or len(flow.users.get(value, [])) != 1:
+    maker = flow.maker.get(value)
+    if maker is not None:
+        moved = maker.op in ("view", "reshape", "unsqueeze", "__getitem__")
+        if not moved or len(maker.inputs) != 1 or len(flow.users.get(value, [])) != 1:
             return None
-        value = makers[-1].inputs[0]
+        value = maker.inputs[0]
     name = flow.record.parameters.get(value)
     alone = len(flow.users.get(value, [])) == 1 and len(flow.shape(value)) == 1
     return name if alone else None

@@ -312,10 +312,10 @@ def varying(labels: Tensor) -> list[int]:
     entries = entries[tuple(slice(None) if d in loose else 0 for d in range(entries.ndim))]
     found: list[int] = []
     for d in loose:
-        before = (slice(None),) * len(found)
-        first, last = entries[(*before, 0)], entries[(*before, -1)]
+        axis = len(found)
+        first, last = entries.take(0, axis), entries.take(-1, axis)
         # The last differs from the first nearly always where any does, and is found at once.
-        if (first == last).all() and (entries == np.expand_dims(first, len(found))).all():
+        if (first == last).all() and (entries == np.expand_dims(first, axis)).all():
             entries = first  # along the others there is so much less to look at
         else:
             found.append(d)

@@ -47,11 +47,11 @@ def trace(
     model = split_experts(model)
     flow = follow(model, example_inputs, residual=residual)
     known = Grouping.of(flow)
-    graph = build(flow, residual=residual, known=known)
-    whole = graph if residual else build(flow, residual=True, known=known)
+    graph = build(known, residual)
+    whole = graph.units if residual else known.units(known.accepted(residual=True)[0])
     unprunable = {**packed(model), **graph.unprunable}
     batch = _batch(example_inputs)
-    graph = replace(graph, batch=batch, all_units=whole.units, unprunable=unprunable)
+    graph = replace(graph, batch=batch, all_units=whole, unprunable=unprunable)
     aligned = alignments(model)
     units = [replace(u, multiple=aligned.get(u.producers[0].weight, 1)) for u in graph.units]
     graph = replace(graph, units=tuple(units))
