@@ -42,16 +42,21 @@ def copied(value: Any, memo: Memo) -> Any:
     twin: Any
     if type(value) is tuple and all(type(item) in ATOMS for item in value):
         return value
+    if type(value) is set and all(type(item) in ATOMS for item in value):
+        memo[id(value)] = twin = set(value)
+        return twin
     if type(value) in (dict, OrderedDict):
         memo[id(value)] = twin = type(value)()
         for key, item in value.items():
-            twin[copied(key, memo)] = copied(item, memo)
+            key = key if type(key) in ATOMS else copied(key, memo)
+            twin[key] = item if type(item) in ATOMS else copied(item, memo)
         return twin
     if isinstance(value, nn.Module) and is_ordinary(type(value)):  # type: ignore[arg-type]
         memo[id(value)] = twin = object.__new__(type(value))
-        for key, item in vars(value).items():
+        own = twin.__dict__
+        for key, item in value.__dict__.items():
             if key != "_compiled_call_impl":  # torch leaves it behind, too
-                twin.__dict__[key] = copied(item, memo)
+                own[key] = item if type(item) in ATOMS else copied(item, memo)
         return twin
     return copy.deepcopy(value, memo)
 

@@ -63,6 +63,8 @@ def _parameters(module: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
 
 def is_fused(module: nn.Module) -> bool:
     """Whether a module has the parameters of fused experts and nothing besides."""
+    if GATED not in module._parameters:  # the usual case, found at once
+        return False
     own = dict(module.named_parameters())
     if set(own) != {GATED, DOWN} or not callable(getattr(module, "act_fn", None)):
         return False

@@ -20,6 +20,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from lbyl.torchkit.forms import Forms
 from lbyl.torchkit.intercept import changes_in_place
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -46,6 +47,7 @@ class Shapes(TorchFunctionMode):
         self._empty: dict[int, Tensor] = {}
         self._true: dict[int, Tensor] = {}
         self._makers = _device_constructors()
+        self._forms = Forms()
         self._told: dict[Callable[..., Any], Any] = {
             Tensor.device.__get__: device,  # type: ignore[attr-defined]
             Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]
@@ -85,18 +87,35 @@ class Shapes(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") == "__get__":
-            told = self._told.get(func)
-            if told is not None:
-                return told
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call gives without data."""
+        if func in self._told:
+            return self._told[func]
         if func in MOVES:  # all of them lie on one device
             return args[0]
-        kwargs = {key: self._given(x) for key, x in kwargs.items()} if kwargs else {}
+        if kwargs:
+            kwargs = {key: self._given(x) for key, x in kwargs.items()}
         if "device" in kwargs or func in self._makers:
-            kwargs["device"] = META
+            kwargs = {**kwargs, "device": META}
         if func is Tensor.to:
             args = tuple(META if isinstance(x, str) else x for x in args)
         args = tuple([self._given(x) for x in args])
+        form, tensors = self._forms.of(func, args, kwargs)
+        if form is not None and not (self.knows and all(map(self._is_constant, tensors))):
+            made = self._forms.like(form)
+            if made is not None:
+                return made
+        result = self._called(func, args, kwargs)
+        if form is not None:
+            self._forms.keep(form, tensors, result)
+        return self.true(result) if isinstance(result, Tensor) else result
+
+    def _called(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What torch gives of arguments without data; constants are followed."""
         if func in CONVOLUTIONS:
             _check_sizes(func.__name__, *args[:3], **kwargs)
         value = self._value(func, args, kwargs) if self.knows else None
@@ -115,7 +134,7 @@ class Shapes(TorchFunctionMode):
         for made, own in zip(_tensors(result), _tensors(value)):
             if made.is_meta:
                 self._values[id(made)] = made, own
-        return self.true(result) if isinstance(result, Tensor) else result
+        return result
 
     def ignore(self, tensor: Tensor) -> Tensor:
         """The tensor without data that stands for an input, whose values are no constants."""
@@ -164,6 +183,9 @@ class Shapes(TorchFunctionMode):
         if isinstance(x, dict):
             return all(self._all_known(item, found) for item in x.values())
         return not isinstance(x, (tuple, list)) or all(self._all_known(i, found) for i in x)
+
+    def _is_constant(self, x: Tensor) -> bool:
+        return self._constant(x) is not None
 
     def _constant(self, x: Tensor) -> Tensor | None:
         """The value behind a tensor without data, where that is known."""

@@ -183,6 +183,6 @@ def shape_of(tensor: Tensor, sizes: Sequence[int], filled: bool = True) -> Tenso
 def parameter_names(model: nn.Module) -> dict[int, str]:
     """id → name of every parameter and buffer; of tied ones the first name."""
     names: dict[int, str] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in tensors(model).items():
         names.setdefault(id(tensor), name)
     return names

@@ -8,6 +8,7 @@ from torch import nn
 
 from lbyl.surgery.cut import weightless_copy
 from lbyl.torchkit.run import Inputs
+from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.labels import Flow
 from lbyl.tracing.record import DoesNotRun, Ran, Record, record
 from lbyl.tracing.rules import propagate
@@ -29,7 +30,8 @@ def follow(
     """
     run = record(model, inputs, on, spare, before=before)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
-    silent = {name for name, _ in model.named_parameters()} - set(flow.record.parameters.values())
+    own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
+    silent = own - set(flow.record.parameters.values())
     if training and silent and flow.record.ran != "real":
         _heed_training(flow, model, inputs, silent)
     return flow

@@ -92,7 +92,10 @@ class Grouping:
         touched = _touched(flow.atoms, group_of, len(together))
         feedback = _feedback(flow, [layers for layers, _ in together])
         tied = [fed and bool(added[m].any()) for (_, m), fed in zip(together, feedback)]
-        groups = [Group(*a, *b) for a, b in zip(together, zip(read_by, tied, touched))]
+        groups = [
+            Group(layers, members, names, is_tied, axes)
+            for (layers, members), names, is_tied, axes in zip(together, read_by, tied, touched)
+        ]
         return cls(flow, groups, unprunable, numbers[classes])
 
     def accepted(self, residual: bool, least: int = 2) -> tuple[list[Group], dict[str, str]]:

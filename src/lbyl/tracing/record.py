@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -222,6 +222,7 @@ class Recorder(Interceptor):
         self.names = names  # id of a parameter or buffer → its name in the model
         self.depth = 0
         self.modules: list[str] = [""]
+        self._names: dict[Function, tuple[str, bool]] = {}
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, list[int]] = {}
 
@@ -243,7 +244,8 @@ class Recorder(Interceptor):
         record = self.record
         value = len(record.shapes)
         # An empty tensor counts as one entry, so that its channels are still seen.
-        record.shapes.append(torch.Size(max(1, size) for size in tensor.shape))
+        shape = tensor.shape
+        record.shapes.append(shape if all(shape) else torch.Size(max(1, size) for size in shape))
         record.whole.append(tensor.dtype not in (torch.bool, torch.uint8))
         record.held.append(tensor)  # an id is only unique while its object lives
         self._numbers[id(tensor)] = value
@@ -261,13 +263,9 @@ class Recorder(Interceptor):
         self._assign(tensor)
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = getattr(func, "__name__", str(func))
-        if self.inside:  # of a leaf module, which is recorded as a whole
-            return func(*args, **kwargs)
-        if name in _DESCRIPTIONS or (name == "__get__" and not _moves_data(func)):
-            return func(*args, **kwargs)
-        if name == "__get__":
-            name = resolve_name(func).split(".")[-2]
+        name, describes = self._name(func)
+        if describes or self.inside:  # inside of a leaf module, which is recorded as a whole
+            return self._call(func, args, kwargs)
         if _is_so_already(name, args, kwargs) and self._is_parameter(args[0]):
             return args[0]  # on shapes it would be another tensor, of which nobody knows the name
         inputs: list[int] = []
@@ -277,7 +275,7 @@ class Recorder(Interceptor):
         self.depth += 1
         try:
             result = self._known_shape(func, args, kwargs)
-            result = func(*args, **kwargs) if result is None else result
+            result = self._call(func, args, kwargs) if result is None else result
         except Exception:
             result = self._as_before(name, inputs)
             if result is None:
@@ -291,6 +289,23 @@ class Recorder(Interceptor):
             self.record.calls[-1].trusted = False
         return result
 
+    def _name(self, func: Function) -> tuple[str, bool]:
+        """The name of a function, and whether it only tells what a tensor is like."""
+        if func not in self._names:
+            name = getattr(func, "__name__", str(func))
+            describes = name in _DESCRIPTIONS
+            if name == "__get__":
+                describes = not _moves_data(func)
+                name = name if describes else resolve_name(func).split(".")[-2]
+            self._names[func] = name, describes
+        return self._names[func]
+
+    def _call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.shapes is None:
+            return func(*args, **kwargs)
+        with torch._C._DisableTorchDispatch():  # nobody watches calls that are recorded
+            return self.shapes.call(func, args, kwargs)
+
     def _known_shape(
         self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor | None:
@@ -303,21 +318,23 @@ class Recorder(Interceptor):
         with torch._C.DisableTorchFunction():
             x = given[names[0]]
             shape = shape_of(given)
-            like = x if self.shapes is None else self.shapes.empty(x)
             if shape is None:
                 return None
-            if shape == x.shape:  # laid out alike
-                return like.new_empty_strided(shape, x.stride())
-            return like.new_empty(shape)
+            like = x if self.shapes is None else self.shapes.empty(x)
+            with nullcontext() if self.shapes is None else torch._C._DisableTorchDispatch():
+                if shape == x.shape:  # laid out alike
+                    return like.new_empty_strided(shape, x.stride())
+                return like.new_empty(shape)
 
     def _spelled(self, x: Any, inputs: list[int]) -> Any:
         """Arguments with a Ref for every tensor; the numbers of all tensors go into `inputs`."""
         if isinstance(x, Tensor):
             inputs.append(self.number(x))
             return Ref(inputs[-1])
-        if type(x) in (tuple, list):
-            return type(x)(self._spelled(item, inputs) for item in x)
-        if type(x) is dict:
+        kind = type(x)
+        if kind is tuple or kind is list:
+            return kind([self._spelled(item, inputs) for item in x])
+        if kind is dict:
             return {key: self._spelled(item, inputs) for key, item in x.items()}
         if isinstance(x, (tuple, list, Mapping)):  # of other classes torch knows how
             inputs += [self.number(item) for item in tree_flatten(x)[0] if isinstance(item, Tensor)]
@@ -356,8 +373,9 @@ class Recorder(Interceptor):
         kwargs: dict[str, Any],
         result: Any,
     ) -> None:
-        trusted = not any(i in self.record.stale for i in inputs) and kwargs.get("out") is None
-        produced = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        trusted = self.record.stale.isdisjoint(inputs) and kwargs.get("out") is None
+        parts = [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
+        produced = [x for x in parts if isinstance(x, Tensor)]
         if name == "__setitem__":
             produced = [args[0]]
         if changes_in_place(name, kwargs):
@@ -521,7 +539,6 @@ def _run(
         stack.enter_context(_module_names(model, recorder))
         if shapes is not None:
             inputs = tree_map_only(Tensor, shapes.ignore, inputs)
-            stack.enter_context(shapes)
         stack.enter_context(recorder)
         try:
             output = call_model(model, inputs)

@@ -16,7 +16,7 @@ from lbyl.torchkit.experts import alignments, split_experts
 from lbyl.torchkit.garbage import old_objects_aside
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import own_randomness
-from lbyl.torchkit.tensors import is_finite, numbers
+from lbyl.torchkit.tensors import is_finite, numbers, tensors
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import Grouping, build, without
@@ -69,7 +69,7 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise LbylError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     used: dict[str, Tensor] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in tensors(model).items():
         if nn.parameter.is_lazy(tensor):
             raise LbylError(f"{name} is uninitialised: run the model once before compressing it")
         as_weight = isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] in AS_WEIGHTS
