@@ -237,9 +237,9 @@ def _touched(atoms: Atoms, group_of: Tensor, groups: int) -> list[list[Axis]]:
 
 def _pairs(owner: Tensor, group: Tensor, groups: int) -> list[tuple[int, int]]:
     """Each pair of an owner and a group (−1: none) that meet, once, ascending."""
-    marked = group >= 0
-    codes = distinct(owner[marked] * groups + group[marked])
-    return [divmod(code, groups) for code in codes.tolist()]
+    codes = distinct(owner * (groups + 1) + group + 1).tolist()
+    pairs = [divmod(code, groups + 1) for code in codes]
+    return [(owner, group - 1) for owner, group in pairs if group]
 
 
 def _group_producers(

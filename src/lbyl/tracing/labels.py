@@ -98,21 +98,21 @@ class Atoms:
         """Sort what has met into ties, and pins where one side was fixed."""
         if not self._met:
             return
-        numbers, several_a, several_b, additions = zip(*self._met)
-        self._met = []
-        lengths = torch.tensor([len(a) for a in several_a])
-        a, b = torch.cat(several_a), torch.cat(several_b)
-        reason = torch.repeat_interleave(torch.tensor(numbers), lengths)
-        fixed = (a == FIXED) | (b == FIXED)
+        numbers, several_a, several_b, _ = zip(*self._met)
+        pairs = torch.stack([torch.cat(several_a), torch.cat(several_b)])
+        fixed = (pairs == FIXED).any(0)
         if bool(fixed.any()):
-            self._pins += [(a[fixed], reason[fixed]), (b[fixed], reason[fixed])]
-        apart = ~fixed & (a != b)
-        pairs = torch.stack([a[apart], b[apart]])
+            lengths = torch.tensor([len(a) for a in several_a])
+            reason = torch.repeat_interleave(torch.tensor(numbers), lengths)[fixed]
+            self._pins += [(side[fixed], reason) for side in pairs]
+            pairs = pairs[:, ~fixed]
         if pairs.numel():
             self._ties.append(pairs)
-        if any(additions):
-            summed = torch.repeat_interleave(torch.tensor(additions), lengths)[apart]
-            self._added.append(pairs[:, summed].reshape(-1))
+        for _, a, b, added in self._met:
+            if added:
+                summed = (a != FIXED) & (b != FIXED) & (a != b)
+                self._added += [a[summed], b[summed]]
+        self._met = []
 
     def pinned(self, classes: Tensor) -> Pinned:
         """Which channels have a pinned atom, and the first reason given."""
