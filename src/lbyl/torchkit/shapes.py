@@ -35,10 +35,13 @@ UNSURE = ("rand", "empty", "new_empty", "normal", "bernoulli", "multinomial", "d
 class Shapes(TorchFunctionMode):
     """Inside a `with` calls give tensors without data, as if they lay on `device`.
 
-    `unknown` are ids of tensors whose values are no constants: parameters, buffers.
+    `unknown` are ids of tensors whose values are no constants: parameters, buffers. `forms` are
+    those of calls that were made before.
     """
 
-    def __init__(self, device: torch.device, unknown: Collection[int] = ()) -> None:
+    def __init__(
+        self, device: torch.device, unknown: Collection[int] = (), forms: Forms | None = None
+    ) -> None:
         super().__init__()
         self.device = device
         self.unknown = set(unknown)
@@ -47,7 +50,7 @@ class Shapes(TorchFunctionMode):
         self._empty: dict[int, Tensor] = {}
         self._true: dict[int, Tensor] = {}
         self._makers = _device_constructors()
-        self._forms = Forms()
+        self._forms = Forms() if forms is None else forms
         self._told: dict[Callable[..., Any], Any] = {
             Tensor.device.__get__: device,  # type: ignore[attr-defined]
             Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]

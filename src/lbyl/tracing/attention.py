@@ -17,7 +17,17 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Layer
-from lbyl.tracing.labels import Flow, compact, connected, select_first, varying
+from lbyl.tracing.labels import (
+    Flow,
+    compact,
+    connected,
+    constant_dropped,
+    distinct,
+    distinct_pairs,
+    paired,
+    select_first,
+    varying,
+)
 from lbyl.tracing.record import Call, Ref
 from lbyl.tracing.rules.base import argument, input_of, value_of
 from lbyl.tracing.rules.movement import JOINING, MOVEMENT, moved, why_not_moved
@@ -69,20 +79,37 @@ class Rows:
         return torch.arange(self.first[weight], self.first[weight] + size)
 
     def tie(self, a: Tensor, b: Tensor) -> None:
-        a, b = (x.reshape(-1) for x in torch.broadcast_tensors(a, b))
-        self.ties.append(torch.unique(torch.stack([a, b]), dim=1))
+        self.ties.append(torch.stack(distinct_pairs(*paired(a, b), self.count)))
 
     def escape(self, rows: Tensor, reason: str) -> None:
-        for row in torch.unique(rows).tolist():
-            if row != NONE:
-                self.elsewhere.setdefault(row, reason)
+        for row in _rows_in(rows):
+            self.elsewhere.setdefault(row, reason)
 
     def bend(self, rows: Tensor) -> None:
-        self.bent.update(r for r in torch.unique(rows).tolist() if r != NONE)
+        self.bent.update(_rows_in(rows))
 
     def classes(self) -> Tensor:
         """For every row the smallest row it is tied to."""
         return connected(self.count, self.ties)
+
+
+def _rows_in(labels: Tensor) -> list[int]:
+    """The rows among labels, each once."""
+    return [row for row in distinct(constant_dropped(labels)).tolist() if row != NONE]
+
+
+def _has_rows(labels: Tensor) -> bool:
+    return bool((constant_dropped(labels) != NONE).any())
+
+
+def _all_rows(labels: Tensor) -> bool:
+    return bool((constant_dropped(labels) != NONE).all())
+
+
+def _meet(a: Tensor, b: Tensor) -> bool:
+    """Whether rows meet rows wherever there are any."""
+    a, b = paired(a, b)
+    return bool(((a == NONE) == (b == NONE)).all())
 
 
 @dataclass
@@ -152,7 +179,7 @@ class Walk:
                 self.rows.escape(self.labels[value], f"it enters {call.op}{within}")
             return
         for value, labels in zip(call.outputs, given):
-            if labels.shape == self.flow.shape(value) and bool((labels != NONE).any()):
+            if labels.shape == self.flow.shape(value) and _has_rows(labels):
                 self._give(value, labels)
 
     def _outcome(self, op: str, call: Call, labelled: list[int]) -> list[Tensor] | None:
@@ -180,7 +207,7 @@ class Walk:
             return [lead(self.of(labelled[0]), len(shape)).expand(shape)]
         if op in ADDED and len(labelled) == 2 and call.kwargs.get("alpha", 1) == 1:
             a, b = (lead(self.of(v), len(shape)).expand(shape) for v in labelled)
-            if bool(((a == NONE) != (b == NONE)).any()):
+            if not _meet(a, b):
                 return None
             self.rows.tie(compact(a), compact(b))
             return [a]
@@ -214,7 +241,7 @@ class Walk:
         for x in operands:
             self.rows.bend(x)
         for other in operands[1:]:
-            if bool(((operands[0] == NONE) != (other == NONE)).any()):
+            if not _meet(operands[0], other):
                 return None
             self.rows.tie(compact(operands[0]), compact(other))
         return [operands[0]] * len(call.outputs)
@@ -285,7 +312,7 @@ class Walk:
     ) -> list[Tensor] | None:
         """Two tensors multiplied and summed over the letters that `out` lacks."""
         rows = [self.of(v) for v in values]
-        with_rows = [bool((r != NONE).any()) for r in rows]
+        with_rows = [_has_rows(r) for r in rows]
         if all(with_rows):
             return self._scores(call, values, rows, (a, b), out)
         which = 0 if with_rows[0] else 1
@@ -330,7 +357,7 @@ class Walk:
         }
         shape = torch.Size(sizes.get(x, 1) for x in order)
         query, key = (_arranged(r, w, order, shape) for r, w in zip(rows, letters))
-        if not all(bool((x != NONE).all()) for x in (query, key)):
+        if not all(_all_rows(x) for x in (query, key)):
             return None
         self._score(call, call.outputs[0], query, key, all(v in self.plain for v in values))
         self.read_by_product.update(values)
@@ -375,7 +402,7 @@ class Walk:
         for x in (q, k, v):
             if x.dim() - 2 in varying(x):
                 return None
-        if not all(bool((x != NONE).all()) for x in (q, k, v)):
+        if not all(_all_rows(x) for x in (q, k, v)):
             return None
         out = call.outputs[0]
         plain = values[0] in self.plain and values[1] in self.plain

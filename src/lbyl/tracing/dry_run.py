@@ -21,7 +21,7 @@ from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import Grouping, without
-from lbyl.tracing.labels import FIXED, Flow
+from lbyl.tracing.labels import FIXED, Flow, constant_dropped, distinct
 from lbyl.tracing.record import DoesNotRun, Record
 from lbyl.tracing.rules import propagate
 
@@ -78,17 +78,16 @@ class Trials:
     @one_thread()
     def _suspects(self, flow: Flow, read: Sequence[int]) -> list[Unit]:
         """The units whose channels reached a call that failed, by the values that it read."""
-        labels = [torch.unique(flow.of(v)) for v in read if v not in flow.record.parameters]
-        if not labels:
+        values = [v for v in read if v not in flow.record.parameters]
+        if not values:
             return []
         classes = flow.atoms.classes()
-        seen = classes[torch.cat(labels)]
-        channels = [
-            channel
-            for axis, atoms in flow.atoms.axes.items()
-            if (channel := self.graph.axes.get(axis)) is not None
-            and bool(torch.isin(classes[atoms], seen[seen != FIXED]).any())
-        ]
+        seen = torch.zeros(flow.atoms.count, dtype=torch.bool)
+        for value in values:
+            seen[classes[distinct(constant_dropped(flow.of(value)))]] = True
+        seen[FIXED] = False
+        read_along = flow.atoms.axes_with(seen[classes])
+        channels = [self.graph.axes[axis] for axis in read_along if axis in self.graph.axes]
         if not channels:
             return []
         numbers = torch.cat(channels)
@@ -136,6 +135,7 @@ class Trials:
             training=False,
             before=self.before,
             residual=self.residual,
+            forms=self.before.forms,
         )
         if not flow.record.overcome:
             found = Grouping.of(flow)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from lbyl.surgery.cut import weightless_copy
+from lbyl.torchkit.forms import Forms
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.labels import Flow
@@ -23,12 +24,13 @@ def follow(
     training: bool = True,
     before: Record | None = None,
     residual: bool = False,
+    forms: Forms | None = None,
 ) -> Flow:
     """Record a run and follow its channels; with `training` layers that only training runs too.
 
     `residual` follows them through norms over channels and into tables of embeddings.
     """
-    run = record(model, inputs, on, spare, before=before)
+    run = record(model, inputs, on, spare, before=before, forms=forms)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
     own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
     silent = own - set(flow.record.parameters.values())
@@ -43,7 +45,14 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
     Its parameters took no part in evaluation, so a cut would leave them at the old size.
     """
     try:
-        run = record(weightless_copy(model, {}), inputs, flow.record.ran, spare=True, training=True)
+        run = record(
+            weightless_copy(model, {}),
+            inputs,
+            flow.record.ran,
+            spare=True,
+            training=True,
+            forms=flow.record.forms,
+        )
     except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
         run = error.record
     if not run.failed and not silent & set(run.parameters.values()):

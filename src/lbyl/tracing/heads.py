@@ -259,13 +259,13 @@ def _named(builder: _Builder) -> list[tuple[str, Attention]]:
 def _groups(classes: Sequence[Tensor]) -> Tensor:
     """(heads,): the group of each head; heads with a class in common are one group."""
     heads = classes[0].shape[0]
-    pairs: list[Tensor] = []
+    pairs: list[tuple[int, int]] = []
     for x in classes:
         first: dict[int, int] = {}
-        for head in range(heads):
-            for c in torch.unique(x[head]).tolist():
-                pairs.append(torch.tensor([[head], [first.setdefault(c, head)]]))
-    return torch.unique(connected(heads, pairs), return_inverse=True)[1]
+        for head, row in enumerate(x.tolist()):
+            pairs += [(head, first.setdefault(c, head)) for c in set(row)]
+    together = connected(heads, [torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T])
+    return torch.unique(together, return_inverse=True)[1]
 
 
 def _in_order(values: Tensor) -> Tensor:
@@ -469,7 +469,10 @@ def _holds(builder: _Builder, graph: Graph, units: Sequence[Unit]) -> bool:
         replace_tensors(slim, layouts(graph, kept))
         refit_attributes(slim, builder.model)
         set_attributes(slim, head_attributes(builder.model, graph, kept))
-        flow = follow(slim, builder.inputs, builder.flow.record.ran, spare=True, training=False)
+        before = builder.flow.record
+        flow = follow(
+            slim, builder.inputs, before.ran, spare=True, training=False, forms=before.forms
+        )
         after = find_attentions(flow)
     except DoesNotRun:
         return False

@@ -72,18 +72,16 @@ class Atoms:
             self.count += size
         return self.axes[name, axis]
 
+    def axes_with(self, marked: Tensor) -> list[Axis]:
+        """The axes that hold any of the atoms marked."""
+        parts = marked[1:].split([len(atoms) for atoms in self.axes.values()])  # axis by axis
+        return [axis for axis, part in zip(self.axes, parts) if part.numpy().any()]
+
     def tie(self, a: Tensor, b: Tensor, reason: str, added: bool = False) -> None:
         """Atoms at equal positions are one channel; what meets a fixed entry is pinned."""
-        if a.dim() != 1 or a.shape != b.shape:
-            a, b = torch.broadcast_tensors(a, b)
-            for d, size in enumerate(a.shape):
-                if size > 1 and a.stride(d) == 0 and b.stride(d) == 0:
-                    a, b = a.narrow(d, 0, 1), b.narrow(d, 0, 1)
-            a, b = a.reshape(-1), b.reshape(-1)
+        a, b = paired(a, b)
         if len(a) > FEW:
-            # A pair as one number: unique numbers are found much faster than unique columns.
-            codes = distinct(a * self.count + b)
-            a, b = codes // self.count, codes % self.count
+            a, b = distinct_pairs(a, b, self.count)
         self._met.append((len(self._reasons), a, b, added))
         self._reasons.append(reason)
 
@@ -300,6 +298,26 @@ def fixed_labels(shape: torch.Size) -> Tensor:
 def distinct(numbers: Tensor) -> Tensor:
     """Each number once, ascending; labels are long runs of equal ones, which need no sorting."""
     return torch.unique(torch.unique_consecutive(numbers.reshape(-1)))
+
+
+def paired(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) each: entries at equal positions, one along each dimension that both are constant along.
+
+    One of the two may be broadcast.
+    """
+    if a.dim() == 1 and a.shape == b.shape:
+        return a, b
+    a, b = torch.broadcast_tensors(a, b)
+    for d, size in enumerate(a.shape):
+        if size > 1 and a.stride(d) == 0 and b.stride(d) == 0:
+            a, b = a.narrow(d, 0, 1), b.narrow(d, 0, 1)
+    return a.reshape(-1), b.reshape(-1)
+
+
+def distinct_pairs(a: Tensor, b: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Each pair of entries, all of them less than `count`, once."""
+    codes = distinct(a * count + b)  # unique numbers are found much faster than unique columns
+    return codes // count, codes % count
 
 
 def varying(labels: Tensor) -> list[int]:

@@ -28,6 +28,7 @@ from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
 from lbyl.torchkit.caches import forgetful
 from lbyl.torchkit.copies import deep_copy
+from lbyl.torchkit.forms import Forms
 from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.shapes import Shapes
@@ -82,6 +83,7 @@ class Record:
     ran: Ran = "meta"
     leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
     held: list[Tensor] = field(default_factory=list, repr=False)  # so that no id is reused
+    forms: Forms = field(default_factory=Forms, repr=False)  # of calls on shapes, for further runs
 
 
 # Reads of a tensor's description: they move no data, so nothing follows from them.
@@ -209,13 +211,13 @@ class Recorder(Interceptor):
 
     def __init__(
         self,
+        record: Record,
         names: Mapping[int, str],
-        ran: Ran = "real",
         shapes: Shapes | None = None,
         before: Record | None = None,
     ) -> None:
         super().__init__()
-        self.record = Record(ran=ran)
+        self.record = record
         self.shapes = shapes  # where it runs on them
         self.before = before
         self.inside = 0
@@ -515,13 +517,15 @@ def _run(
     spare: bool = False,
     training: bool = False,
     before: Record | None = None,
+    forms: Forms | None = None,
 ) -> Record:
     model = model if spare else _twin(model)
     names = parameter_names(model)
-    shapes = Shapes(device_of(model), names) if on == "meta" else None
+    written = Record(ran=on, forms=Forms() if forms is None else forms)
+    shapes = Shapes(device_of(model), names, written.forms) if on == "meta" else None
     if shapes is not None:
         shapes.expect([*model.parameters(), *model.buffers()])
-    recorder = Recorder(names, on, shapes, before)
+    recorder = Recorder(written, names, shapes, before)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluation_mode(model))
@@ -543,9 +547,9 @@ def _run(
         try:
             output = call_model(model, inputs)
         except Exception as error:
-            raise DoesNotRun(inputs, error, recorder.record) from error
-    recorder.record.outputs = [recorder.number(x) for x in tensors_in(output)]
-    return recorder.record
+            raise DoesNotRun(inputs, error, written) from error
+    written.outputs = [recorder.number(x) for x in tensors_in(output)]
+    return written
 
 
 def record(
@@ -555,18 +559,20 @@ def record(
     spare: bool = False,
     training: bool = False,
     before: Record | None = None,
+    forms: Forms | None = None,
 ) -> Record:
     """Run `model` once on `inputs` and return what it called.
 
     Shapes alone cost milliseconds whatever the size; a network whose control flow looks at values
     is run for real instead. `on` asks for one way. A `spare` model was made to be recorded: what
     its forward keeps on `self` may stay there, and only such a one may be recorded in `training`
-    mode. Calls that fail give what they gave `before`.
+    mode. Calls that fail give what they gave `before`; `forms` are those of a run before.
     """
     ways: tuple[Ran, ...] = ("meta", "fake", "real") if on is None else (on,)
     for way in ways:
         try:
-            return _run(model, inputs, way, spare and way == ways[-1], training, before)
+            kept = spare and way == ways[-1]
+            return _run(model, inputs, way, kept, training, before, forms)
         except Exception as error:
             if way == ways[-1]:
                 raise _explained(inputs, error) from error
