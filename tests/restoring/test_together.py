@@ -18,6 +18,8 @@ from lbyl.statistics.solve import Regression, deliver_together, deliver_weight
 from support import quick
 from support.networks import NETWORKS, build, example
 
+TAPS = 3
+
 
 def requests_of(solver: Solver, shares: list[float]) -> list[Request]:
     """What several plans ask for: random channels, of every unit another share."""
@@ -118,9 +120,9 @@ def problems(count: int, rows: int) -> Iterator[Regression]:
         root = torch.randn(rows, rows, generator=generator, dtype=torch.float64)
         covariance = root @ root.T / rows
         flat = torch.randn(5, rows, generator=generator, dtype=torch.float64)
-        kept = torch.rand(3, rows, generator=generator) < 0.3 + 0.2 * i
+        kept = torch.rand(3, rows // TAPS, generator=generator) < 0.3 + 0.2 * i
         kept[:, 0] = True
-        yield Regression(flat, covariance, flat @ covariance, kept)
+        yield Regression(flat, covariance, flat @ covariance, kept, TAPS)
 
 
 def test_regressions_side_by_side_are_filled_up_without_a_trace() -> None:
@@ -129,7 +131,7 @@ def test_regressions_side_by_side_are_filled_up_without_a_trace() -> None:
     assert bool(found.good.all())
     number = 0
     for one in several:
-        for flags in one.kept:
+        for flags in one.kept.repeat_interleave(TAPS, 1):
             kept, pruned = flags.nonzero()[:, 0], (~flags).nonzero()[:, 0]
             alone = deliver_weight(one.flat, one.covariance, kept, pruned, 0.01, one.mixed)
             for mine, theirs in (

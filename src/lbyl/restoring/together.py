@@ -90,10 +90,10 @@ def _regressions(problems: Sequence[Problem]) -> list[Regression]:
         groups.setdefault(problem.consumer.name, []).append(problem)
     made = []
     for first, *others in groups.values():
-        kept = torch.stack([p.kept for p in (first, *others)])
-        flags = kept.repeat_interleave(first.weight.shape[2], 1)
-        covariance = first.moments.covariance.to(first.weight)
-        made.append(Regression(first.weight.flatten(1), covariance, first.mixed, flags))
+        flags = torch.stack([p.kept for p in (first, *others)])
+        flat, taps = first.weight.flatten(1), first.weight.shape[2]
+        covariance = first.moments.covariance.to(flat)
+        made.append(Regression(flat, covariance, first.mixed, flags, taps))
     return made
 
 

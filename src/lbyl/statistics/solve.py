@@ -109,10 +109,11 @@ def by_factor(factor: Tensor, right: Tensor) -> Tensor:
 class Regression(NamedTuple):
     """A consumer's weights, to be written onto several choices of its inputs."""
 
-    flat: Tensor  # (o, n)
-    covariance: Tensor  # (n, n)
-    mixed: Tensor  # (o, n): the weights times the covariance
-    kept: Tensor  # (choices, n): flags, in the processor's memory
+    flat: Tensor  # (o, inputs · taps)
+    covariance: Tensor  # of those columns
+    mixed: Tensor  # (o, inputs · taps): the weights times the covariance
+    kept: Tensor  # (choices, inputs): flags, in the processor's memory
+    taps: int  # that belong to an input, and go with it
 
 
 class Regressed(NamedTuple):
@@ -127,9 +128,11 @@ class Regressed(NamedTuple):
 
 def deliver_together(regressions: Sequence[Regression], ridge: float) -> Regressed:
     """`deliver_weight` of several regressions of one shape, with their `mixed`, in one go."""
-    rows, filled = _side_by_side(torch.cat([r.kept for r in regressions]))
-    device = regressions[0].flat.device
-    rows, filled = onto(rows, device), onto(filled, device)
+    inputs, none = _side_by_side(torch.cat([r.kept for r in regressions]))
+    device, taps = regressions[0].flat.device, regressions[0].taps
+    each = torch.arange(taps, device=device)
+    rows = (onto(inputs, device)[..., None] * taps + each).flatten(1)
+    filled = onto(none, device).repeat_interleave(taps, 1)
     parts = list(zip(regressions, rows.split([len(r.kept) for r in regressions])))
     empty = filled[:, None, :]
     own, mixed = (
