@@ -33,6 +33,7 @@ from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.processes import agreed
 from lbyl.torchkit.run import Inputs, Progress, device_of
+from lbyl.torchkit.surroundings import threads_for
 
 SPEAKING = ("own", "analytic")  # statistics that hold already what a second run would show
 WHOLE, ALONE = 4, 16  # parts of a collection that networks are compared on: all of it cut, one unit
@@ -131,6 +132,10 @@ class Chooser:
 
     def choose(self) -> Trial:
         """The network that the task asks for; of several one that diverges clearly less."""
+        with threads_for(device_of(self.model)):
+            return self._choose()
+
+    def _choose(self) -> Trial:
         task = self.task
         if isinstance(task.amount, Plan):
             task.amount.check(self.graph)

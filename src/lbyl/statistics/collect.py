@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,6 +39,7 @@ from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
 from lbyl.torchkit.processes import gathered, largest, several, share, summed
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
+from lbyl.torchkit.surroundings import threads_for
 from lbyl.torchkit.tensors import finite_each, is_finite, numbers, tensors
 
 FEATURE_LIMIT = 4608
@@ -231,9 +233,10 @@ def collect(
     if taps not in TAPS:
         raise LbylError(f"taps is {taps!r}: it must be 'auto' or 'channels'")
     start = time.perf_counter()
-    with noting() as notes:
+    own = inputs.source == "own"  # whoever loads those may want all threads
+    with noting() as notes, nullcontext() if own else threads_for(device_of(model)):
         statistics = collect_moments(model, graph, inputs, taps=taps, seed=seed, progress=progress)
-        if inputs.source != "own":
+        if not own:
             statistics = match_running_stats(model, graph, statistics)
     every = [line for lines in gathered(list(notes)) for line in lines]
     seconds = {**statistics.seconds, "collect": time.perf_counter() - start}

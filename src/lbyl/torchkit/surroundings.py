@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -55,6 +55,11 @@ def one_thread() -> Iterator[None]:
         with _lock:
             _shared.busy -= 1
         torch.set_num_threads(before)
+
+
+def threads_for(device: torch.device) -> AbstractContextManager[None]:
+    """One thread where a device does the work: what is left to the processor are indices."""
+    return nullcontext() if device.type == "cpu" else one_thread()
 
 
 @contextmanager
