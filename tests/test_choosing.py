@@ -13,6 +13,8 @@ from lbyl.choosing import Chooser, preferred
 from lbyl.inputs import batches
 from lbyl.models import resolve
 from lbyl.planning.allocation import Allocation
+from lbyl.planning.task import Task
+from lbyl.restoring.recalibrate import divergence_of
 from lbyl.torchkit.tensors import tensors
 from support.networks import build, example
 
@@ -124,3 +126,35 @@ def test_candidates_are_judged_whole_as_they_are_judged_cut(
     for one, other in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert all(torch.equal(before[n], t) for n, t in tensors(network.model).items())
+
+
+def test_what_the_second_pass_showed_takes_the_place_of_a_further_run() -> None:
+    network = prepared()
+    chooser = network._chooser(Task.of({"*": 0.5}, "l2", "echo", None), network.statistics())
+    trial = chooser.choose()
+    judges, slim = network.judges, trial.restored.model
+    assert trial.seen is not None
+    told = divergence_of(judges.second_pass.original, trial.seen)
+    assert told is not None and told > 0
+    in_use = judges.whole(slim, 1.0) ** 2
+    assert judges.divergence(slim, trial.seen) == pytest.approx(math.sqrt(told * in_use))
+    assert judges.divergence(slim, None) == judges.whole(slim)
+    # Other inputs, and the same kind of them.
+    assert judges.divergence(slim, trial.seen) == pytest.approx(judges.whole(slim), rel=0.5)
+
+
+def test_only_the_network_that_is_kept_is_cut_where_the_whole_one_can_stand_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut = []
+
+    def noting(self: Chooser, plan: lbyl.Plan) -> Any:
+        cut.append(plan)
+        return restored(self, plan)
+
+    restored = Chooser._restored
+    monkeypatch.setattr(Chooser, "_restored", noting)
+    monkeypatch.setattr(Chooser, "_cuts_first", False)
+    result = prepared().compress(lbyl.Budget(macs=0.6))
+    assert result.allocation is not None and len(result.allocation.tried) > 2
+    assert [plan.chosen_by for plan in cut] == [result.chosen_by]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from lbyl.planning.ratio import steps_of
 from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.forecast import Forecaster
-from lbyl.restoring.recalibrate import SecondPass, Seen, recalibrate
+from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, recalibrate
 from lbyl.restoring.rewrite import Restoration, restore, silencing
 from lbyl.restoring.solving import Solver
 from lbyl.statistics.moments import Statistics
@@ -62,6 +62,17 @@ class Judges:
         """Judges a network that was cut everywhere."""
         ways = (False, True) if self.graph.norms and self.own is None else (False,)
         return Divergence(self.model, self._inputs(WHOLE), ways, self.vocabulary)
+
+    def divergence(self, slim: nn.Module, seen: Seen | None) -> float:
+        """How far a network that was cut everywhere diverges.
+
+        What was `seen` of it in the second pass tells the same of other inputs as a further run
+        with BatchNorm normalising by the batch.
+        """
+        known = None
+        if seen is not None and self.second_pass.inputs.batch_statistics:
+            known = divergence_of(self.second_pass.original, seen)
+        return self.whole(slim, known)
 
     @property
     def vocabulary(self) -> int | None:
@@ -143,16 +154,25 @@ class Chooser:
         allocation = None
         if isinstance(task.amount, Budget):  # widths by the last criterion, which knows most
             allocation = self._within(task.amount, task.criteria[-1])
-        trials = [self._by(criterion, allocation) for criterion in task.criteria]
-        if len(trials) == 1:
-            return trials[0]
-        scores = [self._judged(trial) for trial in trials]
-        best = trials[preferred(scores)]
-        names = [str(trial.plan.chosen_by) for trial in trials]
+        if len(task.criteria) == 1:
+            return self._by(task.criteria[0], allocation)
+        scores, makers = zip(*(self._scored(each, allocation) for each in task.criteria))
+        best = makers[preferred(scores)]()
+        names = [(criterion or task.method).name for criterion in task.criteria]
         tried = {f"criterion {name}": score for name, score in zip(names, scores)}
         kept = {name: len(indices) for name, indices in best.plan.kept.items()}
         allocation = best.allocation or Allocation(kept, "given ratios")
         return replace(best, allocation=replace(allocation, tried={**tried, **allocation.tried}))
+
+    def _scored(
+        self, criterion: Criterion | None, allocation: Allocation | None
+    ) -> tuple[float, Callable[[], Trial]]:
+        """How far the network by a criterion diverges, and what makes it."""
+        if allocation is not None and not self._cuts_first:
+            score = self._score(criterion)(allocation.counts)
+            return score, partial(self._by, criterion, allocation)
+        trial = self._by(criterion, allocation)
+        return self._judged(trial), lambda: trial
 
     def trial(self, plan: Plan, allocation: Allocation | None = None) -> Trial:
         """Cut and restore as planned, and run both networks once more where that is asked for."""
@@ -251,9 +271,10 @@ class Chooser:
         state = self.solver.state
         moved = {name: state[name] for n in self.graph.norms for name in (n.mean, n.var)}
         with self.judges.alone.scratch.holding({**moved, **values}) as silenced:
+            seen = None
             if self._recalibrates(plan):
-                self._recalibrate(silenced, {})
-            return self.judges.whole(silenced)
+                seen, _ = self._recalibrate(silenced, {})
+            return self.judges.divergence(silenced, seen)
 
     def _trial_of(self, counts: Counts, criterion: Criterion | None) -> Trial:
         """The network with these widths; the best so far is not made again."""
@@ -267,7 +288,7 @@ class Chooser:
         """How far a trial diverges; of all that were judged only the best is kept."""
         key = _key(trial.plan)
         if key not in self._scores:
-            self._scores[key] = agreed(self.judges.whole(trial.restored.model))
+            self._scores[key] = agreed(self.judges.divergence(trial.restored.model, trial.seen))
             best = min(self._scores, key=self._scores.__getitem__)
             self._trials = {k: t for k, t in self._trials.items() if k == best}
         return self._scores[key]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +47,7 @@ class Divergence:
     batches: Sequence[Inputs]
     by_batch: Sequence[bool] = (False, True)
     vocabulary: int | None = None
+    _temperatures: dict[bool, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -54,24 +55,36 @@ class Divergence:
         return Scratch(self.model)
 
     @cached_property
-    def _outputs(self) -> dict[bool, list[list[Tensor]]]:
-        return {way: self._of(self.model, way) for way in self.by_batch}
+    def _in_use(self) -> list[list[Tensor]]:
+        return self._of(self.model, False)
+
+    @cached_property
+    def _normalised(self) -> list[list[Tensor]]:
+        return self._of(self.model, True)
+
+    def _outputs(self, way: bool) -> list[list[Tensor]]:
+        """The original's."""
+        return self._normalised if way else self._in_use
 
     def _of(self, model: nn.Module, way: bool) -> list[list[Tensor]]:
         return outputs(model, self.batches, way, self.vocabulary)
 
-    @cached_property
-    def _temperatures(self) -> dict[bool, float]:
+    def _temperature(self, way: bool) -> float:
         if self.vocabulary is not None:
-            return dict.fromkeys(self.by_batch, 1.0)
-        return {
-            way: half_sure(torch.cat([out[0] for out in batches]))
-            for way, batches in self._outputs.items()
-        }
+            return 1.0
+        if way not in self._temperatures:
+            scores = torch.cat([out[0] for out in self._outputs(way)])
+            self._temperatures[way] = half_sure(scores)
+        return self._temperatures[way]
 
-    def __call__(self, slim: nn.Module) -> float:
-        """The divergence; infinite where the slim network gives no finite outputs."""
-        logs = [math.log(max(self._one(slim, way), FLOOR)) for way in self.by_batch]
+    def __call__(self, slim: nn.Module, normalised: float | None = None) -> float:
+        """The divergence; infinite where the slim network gives no finite outputs.
+
+        `normalised` is the one with BatchNorm normalising by the batch, where it is known.
+        """
+        known = {} if normalised is None else {True: normalised}
+        parts = [known[way] if way in known else self._one(slim, way) for way in self.by_batch]
+        logs = [math.log(max(part, FLOOR)) for part in parts]
         mean = sum(logs) / len(logs)
         return math.exp(mean) if math.isfinite(mean) else math.inf
 
@@ -86,10 +99,10 @@ class Divergence:
             made = self._side_by_side(variants)
         except Exception:  # whatever the network says to a larger batch
             return None
-        parts = [self._distance(self._outputs[False], one, False) for one in made]
+        parts = [self._distance(self._outputs(False), one, False) for one in made]
         found = [_or_infinite(value) for value in numbers(parts)]
         with self.scratch.holding(variants[0]) as first:
-            alone = self._between(self._outputs[False], self._of(first, False), False)
+            alone = self._between(self._outputs(False), self._of(first, False), False)
         return found if abs(found[0] - alone) <= ALIKE * alone + FLOOR else None
 
     def _side_by_side(self, variants: Sequence[Values]) -> list[list[list[Tensor]]]:
@@ -111,7 +124,7 @@ class Divergence:
         return made
 
     def _one(self, slim: nn.Module, way: bool) -> float:
-        return self._between(self._outputs[way], self._of(slim, way), way)
+        return self._between(self._outputs(way), self._of(slim, way), way)
 
     def _between(
         self, teacher: list[list[Tensor]], student: list[list[Tensor]], way: bool
@@ -123,7 +136,7 @@ class Divergence:
     ) -> Tensor:
         alike = [x.shape for out in teacher for x in out] == [x.shape for o in student for x in o]
         if alike and all(is_answer(out) for out in teacher):
-            temperature = self._temperatures[way]
+            temperature = self._temperature(way)
             parts = [kl(t[0], s[0], temperature) for t, s in zip(teacher, student, strict=True)]
         else:
             parts = [relative_error(t, s) for t, s in zip(teacher, student, strict=True)]

@@ -9,6 +9,7 @@ too far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ from lbyl.graph.unit import Axis, Graph, Norm
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
 from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
-from lbyl.restoring.divergence import floating_in, is_answer, joined_scores
+from lbyl.restoring.divergence import floating_in, half_sure, is_answer, joined_scores, kl
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.run import call_model, evaluation_mode
 from lbyl.torchkit.tensors import is_finite, onto, tensors
@@ -82,6 +83,12 @@ class Seen:
     moments: BatchNormMoments
     scores: Tensor | None  # (n, classes), where it answers with one vector an example
 
+    @cached_property
+    def temperature(self) -> float:
+        """At which the network is half sure."""
+        assert self.scores is not None
+        return half_sure(self.scores)
+
 
 @dataclass
 class SecondPass:
@@ -110,6 +117,16 @@ class SecondPass:
                 made = _with_answer(made, out)
         moments = {names[key]: pair for key, pair in watch.moments().items() if key in names}
         return Seen(moments, None if made is None else joined_scores(made))
+
+
+def divergence_of(original: Seen, slim: Seen) -> float | None:
+    """Of what two networks answered in the second pass; None where they gave no such answers."""
+    if original.scores is None or slim.scores is None:
+        return None
+    if original.scores.shape != slim.scores.shape:
+        return None
+    found = float(kl(original.scores, slim.scores, original.temperature).mean())
+    return found if math.isfinite(found) else math.inf
 
 
 def _with_answer(made: list[list[Tensor]] | None, out: object) -> list[list[Tensor]] | None:
