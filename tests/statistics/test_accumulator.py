@@ -57,6 +57,20 @@ def test_taps_are_features_or_are_not() -> None:
         assert moments.spatial is None
 
 
+@pytest.mark.parametrize("taps_in_memory", [True, False])
+def test_patches_are_by_channel_and_tap_however_they_lie_in_memory(taps_in_memory: bool) -> None:
+    patches = torch.randn(700, 90, 6) + torch.randn(90, 6)  # more features than a block of sums
+    rows = patches.flatten(1)
+    if taps_in_memory:
+        patches = patches.transpose(1, 2).contiguous().transpose(1, 2)
+    sums = accumulator(6)
+    sums.add_patches(patches[:300])
+    sums.add_patches(patches[300:])
+    moments = sums.moments()
+    assert moments.mean.shape == (90, 6)
+    check(moments, rows)
+
+
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e25])
 def test_correlations_between_taps_are_those_about_each_channels_mean(scale: float) -> None:
     patches = scale * (torch.randn(40, 3, 5) @ torch.randn(5, 5) + torch.randn(3, 1))

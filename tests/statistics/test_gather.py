@@ -106,7 +106,7 @@ def test_the_geometry_of_a_call_is_what_its_arguments_say() -> None:
 def test_windows_times_the_kernel_are_the_convolution(given: dict[str, Any]) -> None:
     x, weight = torch.randn(2, 3, 9, 8).double(), torch.randn(2, 3, 4, 3).double()
     wanted = F.conv2d(x, weight, **given).movedim(1, -1).flatten(0, -2)
-    seen = collect.patches_of(x, geometry(**given), 1 << 20, NONE)
+    (seen,) = collect.patches_of(x, geometry(**given), 1 << 20, NONE)
     torch.testing.assert_close(seen.flatten(1) @ weight.flatten(1).T, wanted)
 
 
@@ -126,7 +126,7 @@ def test_kernels_of_one_tap_read_the_pixels_that_they_step_on(
 def test_kernels_of_several_taps_read_windows() -> None:
     x = torch.randn(5, 4, 6, 7).double()
     seen = geometry(padding=1, stride=2)
-    wanted = collect.patches_of(x, seen, 1 << 20, NONE)
+    (wanted,) = collect.patches_of(x, seen, 1 << 20, NONE)
     by_tap = Accumulator(consumer("conv", 4), 12, True, None, 1 << 20)
     by_channel = Accumulator(consumer("conv", 4), 12, False, None, 1 << 20)
     for sums in (by_tap, by_channel):

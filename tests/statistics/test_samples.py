@@ -5,12 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
+from lbyl.statistics import samples
+from lbyl.statistics.samples import Geometry
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Tensor:
+    return torch.cat(list(samples.thin(rows, limit, generator)))
+
+
+def pixels_of(x: Tensor, limit: int, generator: torch.Generator) -> Tensor:
+    return torch.cat(list(samples.pixels_of(x, limit, generator)))
+
+
+def patches_of(x: Tensor, geometry: Geometry, limit: int, generator: torch.Generator) -> Tensor:
+    return torch.cat(list(samples.patches_of(x, geometry, limit, generator)))
 
 
 @pytest.mark.parametrize(("rows", "limit"), [(1000, 100), (1000, 333), (1001, 90), (7, 2)])
@@ -25,7 +39,8 @@ def test_so_many_rows_are_left_one_of_each_stretch(rows: int, limit: int) -> Non
 @pytest.mark.parametrize("limit", [1000, 1001, 5000])
 def test_few_rows_are_all_kept(limit: int) -> None:
     rows = torch.randn(1000, 3)
-    assert thin(rows, limit, generator()) is rows
+    (left,) = samples.thin(rows, limit, generator())
+    assert torch.equal(left, rows) and left.data_ptr() == rows.data_ptr()  # and not copied
 
 
 def test_stretches_shorter_than_two_rows_leave_no_row_twice() -> None:
@@ -125,3 +140,27 @@ def test_windows_in_one_and_three_dimensions() -> None:
     torch.testing.assert_close(
         seen.flatten(1) @ weight.flatten(1).T, made.movedim(1, -1).flatten(0, -2)
     )
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 100])
+def test_rows_come_in_parts_that_are_no_larger_than_asked_for_and_the_same_in_all(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, geometry = torch.randn(6, 3, 8, 8), GEOMETRIES[0]
+    ways = [
+        lambda: samples.thin(x.flatten(1), min(limit, 4), generator()),
+        lambda: samples.pixels_of(x, limit, generator()),
+        lambda: samples.patches_of(x, geometry, limit, generator()),
+    ]
+    whole = [torch.cat(list(way())) for way in ways]
+    monkeypatch.setattr(samples, "rows_at_once", lambda width, device: 3)
+    for way, wanted in zip(ways, whole):
+        parts = list(way())
+        assert len(parts) > 1 and max(map(len, parts)) == 3
+        assert torch.equal(torch.cat(parts), wanted)
+
+
+def test_rows_that_are_copied_at_a_time_take_half_of_the_memory_of_their_covariance() -> None:
+    for width in (2048, 4608):
+        rows = samples.rows_at_once(width, torch.device("cpu"))
+        assert rows * width * 4 <= width * width * 8 / 2

@@ -47,7 +47,8 @@ FEWEST_AT_ONCE = 8  # but so many at least, for BatchNorm by the batch
 DRAWN_PIXELS = 1 << 26  # beyond these batches are drawn when they are needed, and not held
 SECOND_PASS = 4  # the second pass runs a quarter of a collection: both networks see the same
 JUDGING, FORECASTING = 10_000, 20_000  # added to the seed, far from the draws of refinement
-FORECAST, FORECAST_BATCH = 2, 64  # half of a collection tells how much is kept, in small batches
+FORECAST, FORECAST_BATCH = 4, 64  # a quarter of a collection tells how much is kept, 64 at once
+FORECAST_PIXELS = 1 << 18  # of a batch on a processor, whose memory is then used again and again
 AHEAD = 8  # steps of refinement that are drawn at once,
 AHEAD_PIXELS = 1 << 25  # of images no larger than these in all
 STEP, FEWEST = 8, 64  # a step of refinement runs an eighth, but so many at least
@@ -179,11 +180,11 @@ class FreshInputs:
         if self._writes:
             return list(self._texts(self._held(FORECASTING), {}).batches)
         count = max(8, self._asked() // FORECAST)
-        drawn = _held_or_drawn(self._draw(count, FORECASTING))
-        if _takes_lists(self.example_inputs) or isinstance(drawn, DrawnLater):
-            return drawn
-        size = self.fixed_batch or FORECAST_BATCH
-        return [x for b in drawn for x in _split(b, len(_first(b)), size)]
+        size = FORECAST_BATCH
+        if device_of(self.model).type == "cpu":
+            pixels = math.prod(example_shape(self.example_inputs)[1:])
+            size = max(1, min(size, FORECAST_PIXELS // max(1, pixels)))
+        return _held_or_drawn(self._draw(count, FORECASTING, size))
 
     def _held(self, what: int, part: int = 1) -> Inputs:
         """1/`part` of the texts that were not collected on, those for judging or the forecast."""

@@ -26,6 +26,7 @@ from lbyl.restoring.error_terms import error_terms, moment_ware
 from lbyl.restoring.rewrite import restore
 from lbyl.result import Result
 from lbyl.statistics.moments import Statistics
+from lbyl.torchkit.run import Inputs
 
 ASKED = 8  # units of which it is asked how much they hurt alone
 NEXT = 0.9  # of the channels that stay, after a further step
@@ -113,18 +114,30 @@ def drawn_inputs(prepared: Prepared) -> str | None:
     if prepared.own is not None or not importlib.util.find_spec("PIL"):
         return None
     try:
-        images = prepared.fresh.forecasting[0]
+        images = _some_images(prepared.fresh.forecasting)
     except Exception:  # as the forecast, which says so itself
         return None
-    if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] > 4:
+    if images is None or images.dim() != 4 or images.shape[1] > 4:
         return None
     side = max(images.shape[-2:])
-    few = images[:SHOWN].float()
+    few = images.float()
     if side > LARGEST:
         few = nn.functional.interpolate(few, scale_factor=LARGEST / side, mode="area")
     with tempfile.TemporaryDirectory() as folder:
         path = preview(Path(folder) / "inputs.png", SHOWN, images=few)
         return base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def _some_images(batches: Sequence[Inputs]) -> Tensor | None:
+    """The first that are shown; None where inputs are not one tensor."""
+    found: list[Tensor] = []
+    for batch in batches:
+        if not isinstance(batch, Tensor):
+            return None
+        found.append(batch)
+        if sum(map(len, found)) >= SHOWN:
+            break
+    return torch.cat(found)[:SHOWN]
 
 
 def common_statistics(prepared: Prepared, tasks: Sequence[Task]) -> Statistics | None:

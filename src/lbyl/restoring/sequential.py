@@ -79,9 +79,10 @@ def inputs_seen(call: LayerCall) -> Tensor:
     """(samples, features): a layer's inputs, at the same positions in each run."""
     generator = torch.Generator().manual_seed(0)
     if call.kind == "linear":
-        return thin(call.x.reshape(-1, call.x.shape[-1]), SAMPLES, generator)
+        return torch.cat(list(thin(call.x.reshape(-1, call.x.shape[-1]), SAMPLES, generator)))
     geometry = Geometry.of(call)
-    return patches_of(call.x, geometry, SAMPLES, generator).flatten(1)
+    parts = patches_of(call.x, geometry, SAMPLES, generator)
+    return torch.cat([patches.flatten(1) for patches in parts])
 
 
 def fit_sequentially(

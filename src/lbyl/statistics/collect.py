@@ -33,14 +33,14 @@ from lbyl.statistics.products import (
 )
 from lbyl.statistics.running_stats import match_running_stats
 from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
-from lbyl.statistics.solve import gram
+from lbyl.statistics.solve import add_symmetric, mirror
 from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
 from lbyl.torchkit.processes import gathered, largest, several, share, summed
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.torchkit.surroundings import threads_for
-from lbyl.torchkit.tensors import finite_each, is_finite, numbers, tensors
+from lbyl.torchkit.tensors import finite_each, numbers, tensors
 
 FEATURE_LIMIT = 4608
 """Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""
@@ -55,6 +55,7 @@ features take more than that asks for, up to `MOST_SAMPLES`, for they cost littl
 
 HALF = (torch.float16, torch.bfloat16)
 SMALLEST_SQUARE = 1e-28  # sums of squares below it lose digits in float32
+LARGEST_SUM = 1e38  # and above it they do not fit
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Accumulator:
     total: Tensor | None = None
     products: Tensor | None = None
     spatial: Tensor | None = None
+    taps_first: bool = False  # whether sums are by tap and channel, not by channel and tap
 
     def add(self, samples: Tensor) -> None:
         """Take samples (n, features) in; sums are kept in float64."""
@@ -81,21 +83,23 @@ class Accumulator:
             self.products = samples.new_zeros(width, width, dtype=torch.float64)
         assert self.products is not None
         self.count += samples.shape[0]
-        total, products = samples.new_ones(len(samples)) @ samples, gram(samples)
-        if not (is_finite(total, products) and holds(_representable(products))):
-            exact = samples.double()
-            total, products = exact.sum(0), gram(exact)
-        self.total += total
-        self.products += products
+        if not _summable(samples):
+            samples = samples.double()
+        self.total += samples.new_ones(len(samples)) @ samples
+        add_symmetric(self.products, samples.T, samples)
+
+    def add_patches(self, patches: Tensor) -> None:
+        """Take patches (n, channels, taps) in, every tap of a channel a feature of its own."""
+        self.taps_first = patches.shape[2] > 1 and patches.stride(1) == 1
+        # In the order of memory, which is the same every time: moments are put in order at last.
+        self.add((patches.transpose(1, 2) if self.taps_first else patches).flatten(1))
 
     def add_spatial(self, patches: Tensor) -> None:
         """Take patches (n, channels, taps) in, for the correlation between taps."""
+        if not _summable(patches):
+            patches = patches.double()
         centred = (patches - patches.mean((0, 2), keepdim=True)).flatten(0, 1)
         product = (centred.T @ centred).double()
-        if not (is_finite(product) and holds(_representable(product))):
-            exact = patches.double()
-            centred = (exact - exact.mean((0, 2), keepdim=True)).flatten(0, 1)
-            product = centred.T @ centred
         self.spatial = product if self.spatial is None else self.spatial + product
 
     def sum_over_processes(self, device: torch.device) -> None:
@@ -103,6 +107,7 @@ class Accumulator:
         width = largest(0 if self.total is None else len(self.total), device)
         taps = largest(0 if self.spatial is None else len(self.spatial), device)
         self.count = sum(gathered(self.count))
+        self.taps_first = any(gathered(self.taps_first))
         if not width:
             return
         empty = torch.zeros(0, dtype=torch.float64, device=device)
@@ -117,8 +122,13 @@ class Accumulator:
         assert self.total is not None and self.products is not None
         mean = self.total / self.count
         # In place: the sums have served, and a second matrix of that size need not be held.
-        covariance = self.products.div_(self.count).addr_(mean, mean, alpha=-1)
+        covariance = mirror(self.products).div_(self.count).addr_(mean, mean, alpha=-1)
+        self.products = None
         taps = self.taps if self.per_tap else 1
+        if self.taps_first:
+            mean = mean.reshape(taps, -1).T
+            blocks = covariance.reshape(taps, -1, taps, mean.shape[0])
+            covariance = blocks.permute(1, 0, 3, 2).reshape(covariance.shape)
         spatial = None
         if self.spatial is not None:
             inverse_std = self.spatial.diagonal().clamp(min=1e-300).rsqrt()
@@ -126,9 +136,16 @@ class Accumulator:
         return Moments(mean.reshape(-1, taps), covariance, taps, spatial, self.columns)
 
 
-def _representable(products: Tensor) -> Tensor:
-    """Whether squares are large enough for the precision they were summed in."""
-    return products.diagonal().max() > SMALLEST_SQUARE
+def _summable(samples: Tensor) -> bool:
+    """Whether squares of samples, and their sums, are neither too small nor too large for float32.
+
+    What is not a number is neither.
+    """
+    if not samples.numel():
+        return True
+    low, high = torch.aminmax(samples)
+    square = torch.maximum(-low, high).double().square()
+    return holds((square > SMALLEST_SQUARE) & (square * len(samples) < LARGEST_SUM))
 
 
 class Collector(Watch):
@@ -182,19 +199,20 @@ class Collector(Watch):
         elif call.kind == "conv":
             gather_convolution(into, call.x, Geometry.of(call), self.generator)
         else:  # transposed: inputs by channel
-            into.add(pixels_of(call.x, into.sample_limit, self.generator))
+            for rows in pixels_of(call.x, into.sample_limit, self.generator):
+                into.add(rows)
 
 
 def gather_linear(into: Accumulator, x: Tensor, generator: torch.Generator) -> None:
     """Inputs of a linear layer: (…, features), regrouped by channel where flattened."""
     rows = x.reshape(-1, x.shape[-1])
-    if into.columns is None:
-        into.add(thin(rows, into.sample_limit, generator))
-        return
-    columns = into.columns.to(x.device)
-    patches = rows[:, columns.flatten()].unflatten(1, columns.shape)
-    into.add_spatial(patches)
-    into.add(thin(patches.transpose(1, 2).flatten(0, 1), into.sample_limit, generator))
+    if into.columns is not None:
+        columns = into.columns.to(x.device)
+        patches = rows[:, columns.flatten()].unflatten(1, columns.shape)
+        into.add_spatial(patches)
+        rows = patches.transpose(1, 2).flatten(0, 1)
+    for some in thin(rows, into.sample_limit, generator):
+        into.add(some)
 
 
 def gather_convolution(
@@ -206,14 +224,15 @@ def gather_convolution(
     if math.prod(geometry.kernel) == 1 and into.per_tap:
         for d, step in enumerate(geometry.stride):
             x = x[(slice(None),) * (2 + d) + (slice(None, None, step),)]
-        into.add(pixels_of(x, into.sample_limit, generator))
+        for rows in pixels_of(x, into.sample_limit, generator):
+            into.add(rows)
         return
-    patches = patches_of(x, geometry, into.sample_limit, generator)
-    if into.per_tap:
-        into.add(patches.flatten(1))
-        return
-    into.add_spatial(patches)
-    into.add(patches.transpose(1, 2).flatten(0, 1))
+    for patches in patches_of(x, geometry, into.sample_limit, generator):
+        if into.per_tap:
+            into.add_patches(patches)
+        else:
+            into.add_spatial(patches)
+            into.add(patches.transpose(1, 2).flatten(0, 1))
 
 
 def collect(

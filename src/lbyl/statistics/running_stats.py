@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lbyl.graph.unit import Consumer, Graph
 from lbyl.graph.weights import as_matrix
 from lbyl.statistics.moments import Moments, Statistics
-from lbyl.statistics.solve import by_factor, gram, symmetric_product
+from lbyl.statistics.solve import add_symmetric, by_factor, gram, mirror
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.memory import in_chunks
 from lbyl.torchkit.processes import from_owner, several, share
@@ -43,7 +43,10 @@ class Known:
 
 
 def match_running_stats(model: nn.Module, graph: Graph, statistics: Statistics) -> Statistics:
-    """The same statistics with every consumer's moments agreeing with the BatchNorm behind it."""
+    """The same statistics with every consumer's moments agreeing with the BatchNorm behind it.
+
+    New covariances take the place of those given, in memory: nobody needs both.
+    """
     state = tensors(model)
     moments = dict(statistics.moments)
     mine = [name for _, name in share(list(moments))]
@@ -55,7 +58,8 @@ def match_running_stats(model: nn.Module, graph: Graph, statistics: Statistics) 
                 with at(name):
                     note(UNMATCHED)
             else:
-                moments[name] = new
+                covariance = moments[name].covariance.copy_(new.covariance)
+                moments[name] = dataclasses.replace(new, covariance=covariance)
     if several():
         for number, (name, own) in enumerate(moments.items()):
             mean, covariance = (from_owner(x.clone(), number) for x in (own.mean, own.covariance))
@@ -168,8 +172,8 @@ def _by_outputs(
     root, failed = torch.linalg.cholesky_ex(output_covariance)
     regression = by_factor(root, across.mT).mT
     change = with_diagonal(root, root, target + noise[..., None]) - output_covariance
-    moved = symmetric_product(regression @ change, regression.mT)
-    return moved.add_(old), (regression @ gap[..., None])[..., 0], failed == 0
+    moved = mirror(add_symmetric(old.clone(), regression @ change, regression.mT))
+    return moved, (regression @ gap[..., None])[..., 0], failed == 0
 
 
 def _by_inputs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,19 +59,42 @@ def drawn(total: int, limit: int, generator: torch.Generator) -> Tensor | None:
     return ends[:-1] + (within * ends.diff()).long()
 
 
-def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Tensor:
-    """`limit` of the rows, all where there are fewer."""
+VALUES_AT_ONCE = 1 << 22  # of rows that are copied at a time, at least,
+VALUES_ON_DEVICE = 1 << 26  # and where memory is no concern and every call takes its time
+
+
+def rows_at_once(width: int, device: torch.device) -> int:
+    """How many rows of features are copied at a time.
+
+    As many as there are features take, in float32, half of the memory of their covariance.
+    """
+    if device.type != "cpu":
+        return max(width, VALUES_ON_DEVICE // max(1, width))
+    return max(width, VALUES_AT_ONCE // max(1, width))
+
+
+def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """`limit` of the rows, all where there are fewer, in parts."""
     places = drawn(rows.shape[0], limit, generator)
-    return rows if places is None else rows[onto(places, rows.device)]
+    size = rows_at_once(rows.shape[1], rows.device)
+    if places is None:
+        yield from rows.split(size)
+        return
+    for some in places.split(size):
+        yield rows[onto(some, rows.device)]
 
 
-def pixels_of(x: Tensor, limit: int, generator: torch.Generator) -> Tensor:
+def pixels_of(x: Tensor, limit: int, generator: torch.Generator) -> Iterator[Tensor]:
     """`limit` rows (positions, channels) of images (n, channels, …), drawn before copying."""
     sizes = (x.shape[0], *x.shape[2:])
     places = drawn(math.prod(sizes), limit, generator)
+    size = rows_at_once(x.shape[1], x.device)
+    x = x.movedim(1, -1)
     if places is None:
-        return x.movedim(1, -1).flatten(0, -2)
-    return x.movedim(1, -1)[_coordinates(places, sizes, x.device)]
+        yield from x.flatten(0, -2).split(size)
+        return
+    for some in places.split(size):
+        yield x[_coordinates(some, sizes, x.device)]
 
 
 def _coordinates(places: Tensor, sizes: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
@@ -83,20 +106,31 @@ def _coordinates(places: Tensor, sizes: Sequence[int], device: torch.device) -> 
     return places, *reversed(found)
 
 
-def patches_of(x: Tensor, geometry: Geometry, limit: int, generator: torch.Generator) -> Tensor:
-    """What the kernel sees: (positions, channels, taps), of `limit` positions."""
+def patches_of(
+    x: Tensor, geometry: Geometry, limit: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """What the kernel sees, in parts: (positions, channels, taps), `limit` positions in all.
+
+    In memory channels come last where they do so in the images: windows are runs of channels then.
+    """
     dims = len(geometry.kernel)
-    if x.dim() == 4 and x.device.type == "cpu":  # windows are then runs of channels in memory
+    innermost = x.dim() == 4 and x.device.type == "cpu"
+    if innermost:
         x = x.contiguous(memory_format=torch.channels_last)
     x = F.pad(x, [p for sides in reversed(geometry.padding) for p in sides])
     for d in range(dims):  # each dimension becomes positions here and taps at the end
         reach = geometry.dilation[d] * (geometry.kernel[d] - 1)
         # A view: windows that are left out are never copied.
         x = x.unfold(2 + d, reach + 1, geometry.stride[d])[..., :: geometry.dilation[d]]
-    x = x.movedim(1, dims + 1)  # (batch, positions…, channels, taps…)
-    sizes = x.shape[: dims + 1]
-    places = drawn(math.prod(sizes), limit, generator)
+    channels, sizes = x.shape[1], (x.shape[0], *x.shape[2 : dims + 2])
+    x = x.movedim(1, -1 if innermost else dims + 1)  # (batch, positions…, channels and taps…)
+    total = math.prod(sizes)
+    places = drawn(total, limit, generator)
     if places is None:
-        places = torch.arange(math.prod(sizes))
-    seen = x[_coordinates(places, sizes, x.device)]
-    return seen.reshape(len(places), x.shape[dims + 1], -1)
+        places = torch.arange(total)
+    for some in places.split(rows_at_once(channels * math.prod(geometry.kernel), x.device)):
+        seen = x[_coordinates(some, sizes, x.device)]
+        if innermost:
+            yield seen.reshape(len(some), -1, channels).transpose(1, 2)
+        else:
+            yield seen.reshape(len(some), channels, -1)

@@ -236,3 +236,22 @@ def symmetric_product(left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> T
         product[..., stretch, first:] = part
         product[..., first:, stretch] = part.mT
     return product
+
+
+def add_symmetric(sums: Tensor, left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> Tensor:
+    """sums += left · right, which is known to be symmetric, but for what `mirror` fills in."""
+    for first in range(0, sums.shape[-1], block):
+        stretch = slice(first, first + block)
+        part = left[..., stretch, :] @ right[..., first:]
+        own = part[..., : part.shape[-2]]
+        own.copy_((own + own.mT) / 2)
+        sums[..., stretch, first:] += part
+    return sums
+
+
+def mirror(sums: Tensor, block: int = GRAM_BLOCK) -> Tensor:
+    """The sums, in place, with what is left of the diagonal blocks taken from the other side."""
+    for first in range(0, sums.shape[-1], block):
+        stretch, rest = slice(first, first + block), slice(first + block, None)
+        sums[..., rest, stretch] = sums[..., stretch, rest].mT
+    return sums
