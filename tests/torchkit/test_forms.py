@@ -72,11 +72,35 @@ def test_like_calls_give_tensors_of_their_own_without_asking_torch() -> None:
 
 @torch.no_grad()
 def test_what_shares_memory_with_its_arguments_is_never_made_anew() -> None:
-    shapes, x = Shapes(torch.device("cpu")), torch.ones(2, 3, device="meta")
-    for func in (Tensor.t, Tensor.contiguous, Tensor.relu_):
-        for _ in range(2):
+    shapes = Shapes(torch.device("cpu"))
+    for func in (Tensor.t, Tensor.contiguous, Tensor.relu_, Tensor.t_):
+        for size in (3, 3, 4):
+            x = torch.ones(2, size, device="meta")
             made = shapes.call(func, (x,), {})
             assert made.untyped_storage()._cdata == x.untyped_storage()._cdata
+            assert (made is x) == (func is not Tensor.t)
+            assert made.shape == ((size, 2) if func in (Tensor.t, Tensor.t_) else (2, size))
+
+
+@torch.no_grad()
+def test_one_tensor_that_takes_the_memory_of_another_takes_it_every_time() -> None:
+    shapes = Shapes(torch.device("cpu"))
+    for _ in range(2):
+        one, other = (torch.ones(2, device="meta") for _ in range(2))
+        shapes.call(Tensor.set_, (one, other), {})
+        assert one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+@torch.no_grad()
+def test_a_constant_that_is_changed_in_place_is_known_no_more() -> None:
+    x = torch.ones(1)
+    with Shapes(torch.device("cpu"), {id(x)}):
+        x.clone().add_(x)  # the form of the call is known
+        constant = torch.ones(1)
+        assert bool(constant == 1)
+        constant.add_(x)
+        with pytest.raises(RuntimeError):
+            bool(constant == 1)
 
 
 def test_gradients_and_arguments_of_other_kinds_have_no_form() -> None:

@@ -68,8 +68,9 @@ def is_ordinary(kind: type[nn.Module]) -> bool:
         return False
     if any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in STATE):
         return False
-    # torch's own only fill in what files of old versions lack.
-    return str(kind.__setstate__.__module__).startswith("torch.nn.modules.")
+    # torch's own only fill in what files of old versions lack; its compiler puts another on all.
+    own = str(kind.__setstate__.__module__).startswith("torch.nn.modules.")
+    return own or kind.__setstate__ is nn.Module.__setstate__
 
 
 def _left_behind(model: nn.Module) -> list[Tensor]:

@@ -17,13 +17,14 @@ WORDS = (str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layou
 PLAIN = frozenset((*NUMBERS, *WORDS, torch.memory_format))  # arguments of which equal ones do alike
 
 Form = tuple[Any, ...]
+FIRST = slice(4, 7)  # what tells the first argument, where it is a tensor
 
 
 class Forms:
-    """What calls gave, by their form; only of calls that give one new tensor."""
+    """What calls gave, by their form: a new tensor, or their first one as it was (`relu_`)."""
 
     def __init__(self) -> None:
-        self._given: dict[Form, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
+        self._given: dict[Form, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = {}
         self._sharing: set[Callable[..., Any]] = set()  # functions that gave memory of an argument
 
     def of(
@@ -45,23 +46,29 @@ class Forms:
                 return None, tensors
         return tuple(parts), tensors
 
-    def like(self, form: Form) -> Tensor | None:
-        """A tensor like the one that a call of this form gave; None where there was none yet."""
-        known = self._given.get(form)
-        if known is None:
+    def like(self, form: Form, tensors: list[Tensor]) -> Tensor | None:
+        """What a call of this form gives of its tensors; None where there was none yet."""
+        if form not in self._given:
             return None
+        known = self._given[form]
+        if known is None:
+            return tensors[0]
         shape, stride, dtype = known
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
     def keep(self, form: Form, tensors: list[Tensor], result: Any) -> None:
-        """Remember what a call gave, where that is a tensor with memory of its own."""
+        """Remember what a call gave, where its form tells it."""
         if type(result) is not Tensor or not result.is_meta or result.layout is not torch.strided:
             return
         memory = result.untyped_storage()._cdata
-        if any(x.untyped_storage()._cdata == memory for x in tensors):
-            self._sharing.add(form[0])
+        told = result.shape, result.stride(), result.dtype
+        sharing = [x for x in tensors if x.untyped_storage()._cdata == memory]
+        if not sharing:
+            self._given[form] = told
+        elif len(sharing) == 1 and sharing[0] is result and form[FIRST] == told:
+            self._given[form] = None
         else:
-            self._given[form] = result.shape, result.stride(), result.dtype
+            self._sharing.add(form[0])
 
 
 def _describe(x: Any, parts: list[Any], tensors: list[Tensor]) -> bool:

@@ -106,10 +106,10 @@ class Shapes(TorchFunctionMode):
             args = tuple(META if isinstance(x, str) else x for x in args)
         args = tuple([self._given(x) for x in args])
         form, tensors = self._forms.of(func, args, kwargs)
-        if form is not None and not (self.knows and all(map(self._is_constant, tensors))):
-            made = self._forms.like(form)
+        if form is not None and not (self.knows and self._constant(tensors[0]) is not None):
+            made = self._forms.like(form, tensors)
             if made is not None:
-                return made
+                return self.true(made)
         result = self._called(func, args, kwargs)
         if form is not None:
             self._forms.keep(form, tensors, result)
@@ -186,9 +186,6 @@ class Shapes(TorchFunctionMode):
         if isinstance(x, dict):
             return all(self._all_known(item, found) for item in x.values())
         return not isinstance(x, (tuple, list)) or all(self._all_known(i, found) for i in x)
-
-    def _is_constant(self, x: Tensor) -> bool:
-        return self._constant(x) is not None
 
     def _constant(self, x: Tensor) -> Tensor | None:
         """The value behind a tensor without data, where that is known."""
