@@ -29,6 +29,7 @@ from lbyl.torchkit.run import (
     evaluation_mode,
     example_shape,
 )
+from lbyl.torchkit.surroundings import threads_for
 
 
 @dataclass
@@ -278,15 +279,16 @@ class FreshInputs:
         fixed = self.fixed_batch
         if fixed is not None:  # whole batches only
             count, per_batch = -(-(count or self._total()) // fixed) * fixed, fixed
-        drawn = procedural(
-            self.model,
-            self.example_inputs,
-            count=count,
-            per_batch=per_batch,
-            seed=self.seed + draw,
-            gains=self.gains,
-            common=self.common,
-        )
+        with threads_for(device_of(self.model)):
+            drawn = procedural(
+                self.model,
+                self.example_inputs,
+                count=count,
+                per_batch=per_batch,
+                seed=self.seed + draw,
+                gains=self.gains,
+                common=self.common,
+            )
         if fixed is not None and fixed < LEAST_BATCH:
             drawn = replace(drawn, batch_statistics=False)
         if self._channels_last:

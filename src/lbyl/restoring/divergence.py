@@ -48,6 +48,7 @@ class Divergence:
     by_batch: Sequence[bool] = (False, True)
     vocabulary: int | None = None
     _temperatures: dict[bool, float] = field(default_factory=dict, repr=False)
+    _splits: bool | None = None  # whether variants can run together, once that was seen
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -91,9 +92,10 @@ class Divergence:
     def of_variants(self, variants: Sequence[Values]) -> list[float] | None:
         """The divergence of each variant of `model`, run together; None where they cannot be.
 
-        The first is run alone too: where that differs, rows of a batch are not what they seem.
+        The first of all is run alone too: where that differs, rows of a batch are not what they
+        seem.
         """
-        if list(self.by_batch) != [False] or len(variants) < 3:
+        if list(self.by_batch) != [False] or len(variants) < 3 or self._splits is False:
             return None
         try:
             made = self._side_by_side(variants)
@@ -101,9 +103,11 @@ class Divergence:
             return None
         parts = [self._distance(self._outputs(False), one, False) for one in made]
         found = [_or_infinite(value) for value in numbers(parts)]
-        with self.scratch.holding(variants[0]) as first:
-            alone = self._between(self._outputs(False), self._of(first, False), False)
-        return found if abs(found[0] - alone) <= ALIKE * alone + FLOOR else None
+        if self._splits is None:
+            with self.scratch.holding(variants[0]) as first:
+                alone = self._between(self._outputs(False), self._of(first, False), False)
+            self._splits = abs(found[0] - alone) <= ALIKE * alone + FLOOR
+        return found if self._splits else None
 
     def _side_by_side(self, variants: Sequence[Values]) -> list[list[list[Tensor]]]:
         """Outputs of every variant, batch by batch."""

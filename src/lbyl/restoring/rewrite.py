@@ -205,7 +205,7 @@ def silencing(
 def _silenced(requests: Sequence[Request], solver: Solver) -> dict[str, Tensor] | None:
     values: dict[str, Tensor] = {}
     for request in requests:
-        solution, consumer = solver(request), request.consumer
+        solution, consumer = solver.shared(request), request.consumer
         if not solution.finite or not solution.values.keys() <= solver.state.keys():
             return None
         like = solver.state[consumer.weight].detach()

@@ -104,18 +104,23 @@ class Solver:
 
     def __call__(self, request: Request) -> Solution:
         """The solution where these input columns of a consumer are kept."""
-        key, new = request.key, request.key not in self._known
-        self.solve([request])
-        solution = self._known[key] if self._keeps else self._known.pop(key)
-        repeat(solution.notes)
+        solution = self.shared(request)
         if not self._keeps:
             return solution
-        if new and self._room < 0:
-            del self._known[key]
         # Running statistics move in place once a network has them: what is remembered must not.
         weight = request.consumer.weight
         own = {n: v if n == weight else v.clone() for n, v in solution.values.items()}
         return replace(solution, values=own)
+
+    def shared(self, request: Request) -> Solution:
+        """The same with values that may be remembered: for those who only read them."""
+        key, new = request.key, request.key not in self._known
+        self.solve([request])
+        solution = self._known[key] if self._keeps else self._known.pop(key)
+        repeat(solution.notes)
+        if new and self._keeps and self._room < 0:
+            del self._known[key]
+        return solution
 
     def solve(self, requests: Iterable[Request]) -> None:
         """Solve those that are not known yet; a device is waited for once."""
@@ -171,7 +176,7 @@ class Solver:
 
     def _together(self, requests: Sequence[Request]) -> list[Unseen] | None:
         """Solutions of consumers of one shape, in one go; None where that is not to be had."""
-        if len(requests) < 2:
+        if not self.in_groups or not self._has_products(requests[0]):
             return None
         originals = {r.consumer.name: r.consumer for r in requests}
         known = {name: self._original(consumer) for name, consumer in originals.items()}
