@@ -86,6 +86,26 @@ def test_collections_and_what_follows_are_drawn_apart() -> None:
     assert torch.equal(firsts[0], procedural_images(64, (3, 8, 8), seed=5)[0])
 
 
+@pytest.mark.parametrize(("asked", "wanted"), [(16, 16), (128, 64), (600, 150), (None, 256)])
+def test_the_second_pass_is_never_larger_than_the_collection(
+    asked: int | None, wanted: int
+) -> None:
+    fresh = FreshInputs(nn.Identity(), torch.zeros(1, 1, 4, 4), count=asked)
+    assert sum(len(batch) for batch in fresh.second_pass.batches) == wanted
+
+
+@pytest.mark.usefixtures("whole_forecast")
+@pytest.mark.parametrize(
+    ("side", "count", "together"), [(4, 256, 64), (128, 128, 16), (600, 32, 1)]
+)
+def test_the_forecast_runs_batches_whose_memory_a_processor_uses_again(
+    side: int, count: int, together: int
+) -> None:
+    fresh = FreshInputs(nn.Identity(), torch.zeros(1, 1, side, side), count=count)
+    sizes = [len(batch) for batch in fresh.forecasting]
+    assert max(sizes) == together and sum(sizes) == count // batches.FORECAST
+
+
 def test_steps_on_a_pool_see_fresh_inputs_in_turn_and_its_first_batch_never_again() -> None:
     fresh = FreshInputs(nn.Identity(), torch.zeros(1, 3, 8, 8), seed=5)
     pool = fresh.collection(400)

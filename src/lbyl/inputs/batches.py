@@ -45,8 +45,9 @@ class InputBatches:
 
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once,
 FEWEST_AT_ONCE = 8  # but so many at least, for BatchNorm by the batch
-DRAWN_PIXELS = 1 << 26  # beyond these batches are drawn when they are needed, and not held
+DRAWN_PIXELS = 1 << 24  # beyond these batches are drawn when they are needed, and not held
 SECOND_PASS = 4  # the second pass runs a quarter of a collection: both networks see the same
+FEWEST_IN_PASS = 64  # but so many at least, where a collection has them
 JUDGING, FORECASTING = 10_000, 20_000  # added to the seed, far from the draws of refinement
 FORECAST, FORECAST_BATCH = 4, 64  # a quarter of a collection tells how much is kept, 64 at once
 FORECAST_PIXELS = 1 << 18  # of a batch on a processor, whose memory is then used again and again
@@ -167,7 +168,9 @@ class FreshInputs:
         """Inputs to recalibrate on, which no collection has seen."""
         if self._writes:
             return self._texts(self._held(JUDGING), {})
-        return self._draw(max(8, self._total() // SECOND_PASS), 1)
+        asked, most = self._asked(), self._total() // SECOND_PASS
+        count = min(most, max(asked // SECOND_PASS, min(asked, FEWEST_IN_PASS)))
+        return self._draw(max(FEWEST_AT_ONCE, count), 1)
 
     def judging(self, part: int) -> Sequence[Inputs]:
         """Inputs to compare networks on, which nothing was fitted on: 1/`part` of a collection."""

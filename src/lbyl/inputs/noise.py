@@ -10,7 +10,8 @@ from torch import Tensor
 
 Size = tuple[int, ...]
 PINK_EXPONENT = 1.5
-PIXELS = 1 << 22  # that are transformed at a time: it takes several times their memory
+PIXELS = {"cpu": 1 << 20}  # that are transformed at a time: it takes several times their memory
+PIXELS_ELSEWHERE = 1 << 22
 
 
 def pink_noise(
@@ -20,11 +21,13 @@ def pink_noise(
     white = normal((count, channels, *size), generator).mul_(own_colour)
     white += normal((count, 1, *size), generator)
     dims = tuple(range(2, 2 + len(size)))
-    # Shaping real noise costs a second transform, but needs no care for Hermitian symmetry.
-    spectrum = torch.fft.rfftn(white, dim=dims)
-    spectrum *= _amplitude(size, white.device)
-    noise: Tensor = torch.fft.irfftn(spectrum, s=size, dim=dims)
-    return noise
+    amplitude = _amplitude(size, white.device)
+    for some in white.split(at_once(white)):
+        # Shaping real noise costs a second transform, but needs no care for Hermitian symmetry.
+        spectrum = torch.fft.rfftn(some, dim=dims)
+        spectrum *= amplitude
+        some.copy_(torch.fft.irfftn(spectrum, s=size, dim=dims))
+    return white
 
 
 def _amplitude(size: Size, device: torch.device) -> Tensor:
@@ -53,9 +56,10 @@ def squared_frequencies(
     return squares
 
 
-def at_once(shape: Sequence[int]) -> int:
-    """How many images of a shape (…, height, width) to transform at a time."""
-    return max(1, PIXELS // (shape[-2] * shape[-1]))
+def at_once(images: Tensor) -> int:
+    """How many of images (n, channels, …) to transform at a time."""
+    pixels = PIXELS.get(images.device.type, PIXELS_ELSEWHERE)
+    return max(1, pixels // max(1, math.prod(images.shape[2:])))
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

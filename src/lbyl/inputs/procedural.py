@@ -79,7 +79,7 @@ def _scenes(count: int, channels: int, size: Size, generator: torch.Generator) -
 
 
 def _sharpened(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Every image as sharp or as soft as chance has it, with its mean and deviation as before.
+    """Images, in place, as sharp or as soft as chance has it, mean and deviation as before.
 
     The amplitude at frequency f is multiplied by fᵉ with an exponent e of the image's own: some
     photographs are full of detail and some out of focus, which one spectrum for all does not show.
@@ -97,18 +97,19 @@ def _sharpened(images: Tensor, generator: torch.Generator) -> Tensor:
         )
         return made * (before / after.clamp(min=1e-30)).view(-1, 1, 1, 1) + mean
 
-    chunk = at_once(size)
-    parts = zip(images.split(chunk), exponent.split(chunk))
-    return torch.cat([change(some, own) for some, own in parts])
+    chunk = at_once(images)
+    for some, own in zip(images.split(chunk), exponent.split(chunk)):
+        some.copy_(change(some, own))
+    return images
 
 
 def _standardised(images: Tensor) -> Tensor:
-    """Zero mean and unit deviation per image, all channels together: tints survive."""
+    """Zero mean and unit deviation per image, in place, all channels together: tints survive."""
     flat = images.flatten(1)
     if flat.shape[1] == 1:
         return images
     std, mean = torch.std_mean(flat, dim=1, correction=0, keepdim=True)
-    return ((flat - mean) / std.clamp_min(1e-5)).view(images.shape)
+    return flat.sub_(mean).div_(std.clamp_min(1e-5)).view(images.shape)
 
 
 def _light(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -27,7 +27,9 @@ from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
 
 BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the bands
 PRIOR = 0.01  # how much a gain that is far from one costs, in squared logarithms
-LOOKS, FEWEST = 64, 16  # images to look at; large ones are fewer
+LOOKS, FEWEST = 64, 16  # images to look at;
+LOOKED_PIXELS = 1 << 22  # large ones are fewer
+SEEN_AT_ONCE = 8  # of them: filters make many numbers of every part
 WINDOW = 64  # pixels a side: the central ones are used
 POSITIONS = 32  # a side of what a filter gives: more are nearly alike
 ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
@@ -58,7 +60,11 @@ class SpectrumGains:
             return made if self.mean is None else made + self.mean.to(made)[:, None, None]
 
         # Transforms take several times the memory of what they transform.
-        return torch.cat([shape(some) for some in images.split(at_once(images.shape))])
+        made = torch.empty_like(images)
+        size = at_once(images)
+        for part, some in zip(made.split(size), images.split(size)):
+            part.copy_(shape(some))
+        return made
 
 
 def colour_axes(channels: int) -> Tensor:
@@ -123,7 +129,7 @@ def match_first_batchnorm(model: nn.Module, example_inputs: Inputs) -> SpectrumG
     if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         return None  # without this check the whole network would run
     shape, dtype = tuple(examples[0].shape[1:]), examples[0].dtype
-    count = max(FEWEST, min(LOOKS, at_once(shape)))
+    count = max(FEWEST, min(LOOKS, LOOKED_PIXELS // (shape[1] * shape[2])))
     images = procedural_images(count, shape, device=device_of(model))
     top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
     images = images[:, :, top : top + WINDOW, left : left + WINDOW]
@@ -159,21 +165,51 @@ def _products(ask: Ask, images: Tensor) -> tuple[Tensor, Tensor] | None:
 
     And the running variances (filters,).
     """
-    whole, nothing = ask(images), ask(torch.zeros_like(images))
-    if whole is None or nothing is None:
-        return None
-    responses = []
-    for gains in torch.eye((len(BLURS) + 1) * images.shape[1]):
-        part = ask(SpectrumGains(gains.reshape(-1, images.shape[1]))(images))
-        assert part is not None  # what took the whole takes a part
-        responses.append(part.x - nothing.x)
-    rows = torch.stack(responses)
-    off = rows.sum(0) + nothing.x - whole.x
-    if float(off.std()) > LINEAR * float(whole.x.std()):
-        return None  # parts do not add up, so gains of parts would not describe the whole
-    rows = rows.movedim(2, 0).flatten(2)  # (filters, parts, everything)
-    rows = rows - rows.mean(2, keepdim=True)
-    return (rows @ rows.mT / rows.shape[2]).double().cpu(), whole.variance.double().cpu()
+    seen, variance = Responses(), torch.zeros(0)
+    for some in images.split(SEEN_AT_ONCE):
+        whole, nothing = ask(some), ask(torch.zeros_like(some))
+        if whole is None or nothing is None:
+            return None
+        variance = whole.variance.double().cpu()
+        made = []
+        for gains in torch.eye((len(BLURS) + 1) * images.shape[1]):
+            part = ask(SpectrumGains(gains.reshape(-1, images.shape[1]))(some))
+            assert part is not None  # what took the whole takes a part
+            made.append(part.x - nothing.x)
+        seen.add(torch.stack(made), whole.x - nothing.x)
+    if not seen.add_up:
+        return None  # gains of parts would not describe the whole
+    return seen.covariance, variance
+
+
+@dataclass
+class Responses:
+    """Sums over what filters make of the parts of images."""
+
+    count: int = 0
+    total: Tensor | float = 0.0  # (filters, parts)
+    products: Tensor | float = 0.0  # (filters, parts, parts)
+    off: float = 0.0  # squares by which parts fail to add up to the whole
+    size: float = 0.0  # squares of the whole
+
+    def add(self, parts: Tensor, whole: Tensor) -> None:
+        """Take responses (parts, n, filters, …) in, and those to the whole images."""
+        self.off += float((parts.sum(0) - whole).double().square().sum())
+        self.size += float(whole.double().square().sum())
+        rows = parts.movedim(2, 0).flatten(2).double()
+        self.count += rows.shape[2]
+        self.total = self.total + rows.sum(2)
+        self.products = self.products + rows @ rows.mT
+
+    @property
+    def add_up(self) -> bool:
+        return math.sqrt(self.off) <= LINEAR * math.sqrt(self.size)
+
+    @property
+    def covariance(self) -> Tensor:
+        assert isinstance(self.total, Tensor) and isinstance(self.products, Tensor)
+        mean = self.total / self.count
+        return (self.products / self.count - mean[:, :, None] * mean[:, None]).cpu()
 
 
 def strength(products: Tensor, target: Tensor, gains: Tensor) -> float:

@@ -51,20 +51,29 @@ def match_running_stats(model: nn.Module, graph: Graph, statistics: Statistics) 
     moments = dict(statistics.moments)
     mine = [name for _, name in share(list(moments))]
     for names in _groups(mine, graph, moments, state):
-        several_known = [_known(graph.consumers[name], moments[name], state) for name in names]
-        known = {name: one for name, one in zip(names, several_known) if one is not None}
-        for name, new in zip(known, matched_alike(list(known.values()))):
-            if new is None:
-                with at(name):
-                    note(UNMATCHED)
-            else:
-                covariance = moments[name].covariance.copy_(new.covariance)
-                moments[name] = dataclasses.replace(new, covariance=covariance)
+        moments |= _matched_at({n: (graph.consumers[n], moments[n]) for n in names}, state)
     if several():
         for number, (name, own) in enumerate(moments.items()):
             mean, covariance = (from_owner(x.clone(), number) for x in (own.mean, own.covariance))
             moments[name] = dataclasses.replace(own, mean=mean, covariance=covariance)
     return dataclasses.replace(statistics, moments=moments)
+
+
+def _matched_at(
+    several: Mapping[str, tuple[Consumer, Moments]], state: Mapping[str, Tensor]
+) -> dict[str, Moments]:
+    """New moments of consumers of one shape that could be matched."""
+    asked = {name: _known(*one, state) for name, one in several.items()}
+    known = {name: one for name, one in asked.items() if one is not None}
+    made: dict[str, Moments] = {}
+    for (name, old), new in zip(known.items(), matched_alike(list(known.values()))):
+        if new is None:
+            with at(name):
+                note(UNMATCHED)
+        else:
+            covariance = old.moments.covariance.copy_(new.covariance)
+            made[name] = dataclasses.replace(new, covariance=covariance)
+    return made
 
 
 def _groups(
