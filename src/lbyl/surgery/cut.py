@@ -29,15 +29,20 @@ def sliced(model: nn.Module, indices: Mapping[Axis, Tensor]) -> dict[str, Tensor
     return {name: take(state[name].detach(), name, indices) for name in names}
 
 
-def weightless_copy(model: nn.Module, indices: Mapping[Axis, Tensor]) -> nn.Module:
-    """The cut network with a single zero behind each parameter: shapes without memory."""
+def weightless_copy(
+    model: nn.Module, indices: Mapping[Axis, Tensor], filled: bool = True
+) -> nn.Module:
+    """The cut network with a single zero behind each parameter: shapes without memory.
+
+    One that runs on shapes alone need not be `filled` with zeros.
+    """
     memo: dict[int, object] = {}
     for name, tensor in tensors(model).items():
         shape = [
             len(indices[name, axis]) if (name, axis) in indices else size
             for axis, size in enumerate(tensor.shape)
         ]
-        memo[id(tensor)] = shape_of(tensor, shape)
+        memo[id(tensor)] = shape_of(tensor, shape, filled)
     return deep_copy(model, memo)
 
 

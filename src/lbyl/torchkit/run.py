@@ -97,7 +97,8 @@ def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
     if model.training != modes.get("", model.training):
         model.train(modes[""])  # called, for some networks change more than flags with it
     for name, module in model.named_modules():
-        module.training = modes.get(name, module.training)
+        if module.training != modes.get(name, module.training):
+            module.training = modes[name]
 
 
 Progress = Callable[[str, int, int], None]

@@ -51,7 +51,7 @@ def is_finite(*several: Tensor) -> bool:
 def finite_each(groups: Sequence[Sequence[Tensor]]) -> list[bool]:
     """The same of several groups of tensors; a device is waited for once."""
     # A sum of large finite numbers may overflow; only then every entry is looked at.
-    sums = iter(numbers([t.sum().abs() for group in groups for t in group]))
+    sums = iter(numbers([t.detach().sum() for group in groups for t in group]))
     suspects = [[t for t in group if not math.isfinite(next(sums))] for group in groups]
     return [all(bool(t.isfinite().all()) for t in group) for group in suspects]
 

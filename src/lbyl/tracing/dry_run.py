@@ -120,7 +120,7 @@ class Trials:
         indices = kept_indices(self.graph, kept)
         on = self.before.ran
         if on != "real":
-            slim = weightless_copy(self.model, indices)
+            slim = weightless_copy(self.model, indices, filled=False)
             refit_attributes(slim, self.model)
         else:  # what runs may depend on values, so the trial has real ones
             slim = cut(self.model, sliced(self.model, indices))

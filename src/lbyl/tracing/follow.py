@@ -46,7 +46,7 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
     """
     try:
         run = record(
-            weightless_copy(model, {}),
+            weightless_copy(model, {}, filled=False),
             inputs,
             flow.record.ran,
             spare=True,
