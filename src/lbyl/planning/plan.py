@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Plan:
         """The name of the criterion or method that chose; None for a plan made by hand."""
         return (self.criterion or self.method).get("name")
 
-    @property
+    @cached_property
     def pruned(self) -> dict[str, Tensor]:
         """Unit → kept channels, of units that lose any."""
         return {n: kept for n, kept in self.kept.items() if len(kept) < self.channels[n]}

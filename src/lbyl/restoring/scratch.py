@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -23,16 +23,25 @@ class Scratch:
     def _copy(self) -> nn.Module:
         return copy_model(self._original)
 
+    @cached_property
+    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Of the copy and of the original."""
+        return tensors(self._copy), tensors(self._original)
+
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[nn.Module]:
         """The copy with these values, of the same shapes, in place of its own."""
-        own, true = tensors(self._copy), tensors(self._original)
-        with torch.no_grad():
-            for name, value in values.items():
-                own[name].copy_(value)
+        own, true = self._tensors
+        changed = [own[name] for name in values]
+        _copy_all(changed, list(values.values()))
         try:
             yield self._copy
         finally:
-            with torch.no_grad():
-                for name in values:
-                    own[name].copy_(true[name])
+            _copy_all(changed, [true[name] for name in values])
+
+
+def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """All in one call: there are hundreds."""
+    if into:
+        with torch.no_grad():
+            torch._foreach_copy_(list(into), [value.detach() for value in values])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-ROOM = 1 << 28  # numbers in all matrices that are solved at once,
+ROOM = 1 << 27  # numbers in all matrices that are solved at once,
 BYTES = 64  # of which each may take so many of what is free: there are several, in float64
 FILLED = 0.7  # of the largest that smaller ones are filled up to
 
