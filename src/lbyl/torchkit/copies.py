@@ -55,8 +55,13 @@ def copied(value: Any, memo: Memo) -> Any:
         memo[id(value)] = twin = object.__new__(type(value))
         own = twin.__dict__
         for key, item in value.__dict__.items():
-            if key != "_compiled_call_impl":  # torch leaves it behind, too
-                own[key] = item if type(item) in ATOMS else copied(item, memo)
+            kind = type(item)
+            if kind in ATOMS:
+                own[key] = item
+            elif kind in (dict, OrderedDict) and not item and id(item) not in memo:
+                memo[id(item)] = own[key] = kind()  # room for hooks, of which a module has a dozen
+            elif key != "_compiled_call_impl":  # torch leaves it behind, too
+                own[key] = copied(item, memo)
         return twin
     return copy.deepcopy(value, memo)
 
@@ -79,9 +84,9 @@ def _left_behind(model: nn.Module) -> list[Tensor]:
     seen: set[int] = set()  # a list may hold itself
     waiting: list[Any] = []
     for module in model.modules():
-        values = vars(module)
-        waiting += [values[name] for name in values.keys() - _PLAIN]
-        waiting += values["_buffers"].values()
+        for name, value in vars(module).items():
+            if type(value) not in ATOMS and name not in _PLAIN:
+                waiting.append(value)
     while waiting:
         value = waiting.pop()
         if isinstance(value, Tensor):
