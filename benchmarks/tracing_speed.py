@@ -2,13 +2,16 @@
 
     python -m benchmarks.tracing_speed [resnet50 rtdetr sam unet yolov9c]
 
-The least of three traces counts. RT-DETR and SAM need Transformers, UNet2DCondition Diffusers,
-YOLOv9 Ultralytics; what is not installed is left out. Nothing but `lbyl.trace` is used, so that the
-package of an older version can be put in front: `PYTHONPATH=OLD/src:. python -m …`.
+The least of three traces counts, and beside it that of three plain passes on meta tensors, where
+the network runs on such: a trace needs two of them or three. RT-DETR and SAM need Transformers,
+UNet2DCondition Diffusers, YOLOv9 Ultralytics; what is not installed is left out. Nothing but
+`lbyl.trace` is used, so that the package of an older version can be put in front:
+`PYTHONPATH=OLD/src:. python -m …`.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import time
@@ -16,7 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import lbyl
 
@@ -87,6 +91,22 @@ def seconds(model: nn.Module, inputs: Any, runs: int = 3) -> tuple[int, float]:
     return len(graph.units), min(taken)
 
 
+@torch.no_grad()
+def plain_pass(model: nn.Module, inputs: Any, runs: int = 3) -> str:
+    """Seconds of a pass on meta tensors, the least of a few; why not where that does not run."""
+    model = copy.deepcopy(model).to("meta")
+    inputs = tree_map_only(Tensor, lambda x: x.to("meta"), inputs)
+    taken = []
+    for _ in range(runs):
+        start = time.process_time()
+        try:
+            model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        except Exception as error:  # it looks at values
+            return f"does not run ({error})"
+        taken.append(time.process_time() - start)
+    return f"takes {min(taken):.3f} s"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     for name in sys.argv[1:] or NETWORKS:
@@ -97,7 +117,8 @@ def main() -> None:
             print(f"{name}: left out ({error})")
             continue
         units, least = seconds(*made)
-        print(f"{name}: {units} units, {least:.2f} s", flush=True)
+        plain = plain_pass(*made)
+        print(f"{name}: {units} units, {least:.2f} s; a plain pass {plain}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -233,7 +234,8 @@ class Graph:
     @cached_property
     def numbers(self) -> int:
         """How many numbers of channels there are, those of dropped units included."""
-        return max((int(index.max()) for index in self.axes.values()), default=-1) + 1
+        every = [torch.full((1,), -1), *(index.reshape(-1) for index in self.axes.values())]
+        return int(torch.cat(every).max()) + 1
 
     @cached_property
     def _owner(self) -> Tensor:
@@ -272,12 +274,13 @@ class Graph:
         """
         owner = self._owner
         parts: dict[str, dict[Axis, Tensor]] = {}
-        whole = {unit.start: torch.arange(unit.start, unit.range.stop) for unit in self.units}
+        whole = {unit.start: np.arange(unit.start, unit.range.stop) for unit in self.units}
         for axis, channel in self.axes.items():
             if channel.dim() > 1:  # beside heads, of which some stay as well as of the channels
                 continue
-            all_of_one = whole.get(int(channel[0])) if len(channel) else None
-            if all_of_one is not None and torch.equal(channel[: len(all_of_one)], all_of_one):
+            numbers = channel.numpy()  # the same memory, looked at much faster
+            all_of_one = whole.get(int(numbers[0])) if len(numbers) else None
+            if all_of_one is not None and np.array_equal(numbers[: len(all_of_one)], all_of_one):
                 continue  # the usual case: all channels of a unit, in order
             index = owner[channel.clamp(max=len(owner) - 1)]  # −1: no channel, so always kept
             if bool((index < 0).any()):
