@@ -30,11 +30,12 @@ from lbyl.restoring.together import Problem, shape_of, solve_together
 from lbyl.statistics.moments import Moments, Statistics
 from lbyl.torchkit.assumptions import assuming
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
-from lbyl.torchkit.memory import in_chunks
+from lbyl.torchkit.memory import ROOM, in_chunks
 from lbyl.torchkit.run import device_of
 from lbyl.torchkit.tensors import can_take_bias, is_finite, numbers, onto, places, tensors
 
 REMEMBERED = 1 << 28  # numbers of solutions and products
+FEW = 4  # problems that are not worth putting side by side
 
 
 @dataclass(frozen=True)
@@ -165,10 +166,15 @@ class Solver:
         return device_of(self.model).type != "cpu"
 
     def _has_products(self, request: Request) -> bool:
-        """Whether every tap of every input is in the moments, and their mean has a place."""
+        """Whether every tap of every input is in the moments, and their mean has a place.
+
+        Where there are so many inputs that few problems would fit, each is better off alone.
+        """
         consumer = request.consumer
         moments = self.statistics.get(consumer.name) if self.statistics else None
         if moments is None or moments.columns is not None or bool(request.columns.all()):
+            return False
+        if FEW * len(moments.covariance) ** 2 > ROOM:
             return False
         shape = self.graph.shapes[consumer.weight]
         taps = math.prod(shape) // (shape[consumer.output_axis] * shape[consumer.axis])
