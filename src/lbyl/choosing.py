@@ -187,7 +187,7 @@ class Chooser:
     @cached_property
     def solver(self) -> Solver:
         """Remembers solutions where there are several plans to try."""
-        several = isinstance(self.task.amount, Budget)
+        several = isinstance(self.task.amount, Budget) or len(self.task.criteria) > 1
         return Solver(self.model, self.graph, self.task.method, self.statistics, several)
 
     def _restored(self, plan: Plan) -> Restoration:
