@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.torchkit.shapes import Shapes
+from lbyl.tracing import record as recording
 from lbyl.tracing.record import record
 
 
@@ -101,6 +103,31 @@ def test_a_network_runs_on_as_little_as_it_needs(at: str, ran: str) -> None:
     factor = next(c for c in found.calls if c.op in ("mul", "__mul__")).args[1]
     assert factor == {"constants": 3, "kept constants": 2, "sizes": 4, "numbers": 3}.get(at, factor)
     assert torch.equal(model.strides, torch.tensor([2.0, 4.0]))
+
+
+@pytest.mark.parametrize(("at", "ways"), [("nothing", ["meta"]), ("values", ["meta", "real"])])
+def test_a_run_on_fakes_is_left_out_where_the_call_that_failed_would_fail_again(
+    at: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[str] = []
+    run = recording._run
+
+    def noted(model: nn.Module, inputs: Any, on: Any, *rest: Any) -> recording.Record:
+        gone.append(on)
+        return run(model, inputs, on, *rest)
+
+    monkeypatch.setattr(recording, "_run", noted)
+    record(Looking(at), torch.ones(1, 4))
+    assert gone == ways
+
+
+@torch.no_grad()
+def test_fakes_are_told_by_trial_which_calls_they_cannot_make() -> None:
+    x, device = torch.ones(2, 3, device="meta"), torch.device("cpu")
+    fails = {f: recording._fails_on_fakes((f, (x,), {}), device) for f in (torch.relu, Tensor.t)}
+    assert not any(fails.values())
+    for func in (Tensor.item, torch.nonzero, Tensor.tolist):
+        assert recording._fails_on_fakes((func, (x,), {}), device)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

@@ -35,6 +35,9 @@ from lbyl.torchkit.shapes import Shapes
 from lbyl.torchkit.surroundings import module_hooks, one_thread
 from lbyl.torchkit.tensors import parameter_names
 
+Given = tuple[Function, tuple[Any, ...], dict[str, Any]]
+"""A function with its arguments."""
+
 Ran = Literal["meta", "fake", "real"]
 """What a network was run on: shapes alone, torch's fake tensors (slower, they know the values of
 constants), or real ones."""
@@ -220,6 +223,7 @@ class Recorder(Interceptor):
         self.record = record
         self.shapes = shapes  # where it runs on them
         self.before = before
+        self.failing: tuple[Exception, Given] | None = None  # the last call that failed
         self.inside = 0
         self.names = names  # id of a parameter or buffer → its name in the model
         self.depth = 0
@@ -278,10 +282,11 @@ class Recorder(Interceptor):
         try:
             result = self._known_shape(func, args, kwargs)
             result = self._call(func, args, kwargs) if result is None else result
-        except Exception:
+        except Exception as error:
             result = self._as_before(name, inputs)
             if result is None:
                 self.record.failed = inputs
+                self.failing = error, (func, args, kwargs)
                 raise
         finally:
             self.depth -= 1
@@ -547,7 +552,9 @@ def _run(
         try:
             output = call_model(model, inputs)
         except Exception as error:
-            raise DoesNotRun(inputs, error, written) from error
+            failing = recorder.failing
+            last = failing[1] if failing is not None and failing[0] is error else None
+            raise DoesNotRun(inputs, error, written, last) from error
     written.outputs = [recorder.number(x) for x in tensors_in(output)]
     return written
 
@@ -569,25 +576,53 @@ def record(
     mode. Calls that fail give what they gave `before`; `forms` are those of a run before.
     """
     ways: tuple[Ran, ...] = ("meta", "fake", "real") if on is None else (on,)
+    call: Given | None = None
     for way in ways:
+        if way == "fake" and call is not None and _fails_on_fakes(call, device_of(model)):
+            continue
         try:
             kept = spare and way == ways[-1]
             return _run(model, inputs, way, kept, training, before, forms)
         except Exception as error:
             if way == ways[-1]:
                 raise _explained(inputs, error) from error
+            call = error.call if isinstance(error, DoesNotRun) else None
     raise AssertionError  # the last way returns or raises
 
 
-class DoesNotRun(LbylError):
-    """The model failed on its inputs; `record` holds the calls up to there."""
+def _fails_on_fakes(call: Given, device: torch.device) -> bool:
+    """Whether a call that failed on shapes also fails on fake tensors, as the whole run would."""
+    func, args, kwargs = call
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def __init__(self, inputs: Inputs, error: Exception, record: Record) -> None:
+    def fake(x: Tensor) -> Tensor:
+        place = device if x.is_meta else x.device
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=place)
+
+    with _quiet(), torch.no_grad(), mode:
+        try:
+            args, kwargs = tree_map_only(Tensor, fake, (args, kwargs))
+            func(*args, **kwargs)
+        except Exception:
+            return True
+    return False
+
+
+class DoesNotRun(LbylError):
+    """The model failed on its inputs; `record` holds the calls up to there.
+
+    `call` is the one that failed, None where the code around calls did.
+    """
+
+    def __init__(
+        self, inputs: Inputs, error: Exception, record: Record, call: Given | None = None
+    ) -> None:
         super().__init__(
             f"the model does not run on the example inputs ({_describe(inputs)}): {error}. "
             "Pass inputs as the model's forward takes them: a tensor, a tuple or a dict."
         )
         self.record = record
+        self.call = call
 
 
 def _explained(inputs: Inputs, error: Exception) -> DoesNotRun:
