@@ -180,9 +180,9 @@ def shape_of(tensor: Tensor, sizes: Sequence[int], filled: bool = True) -> Tenso
     return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
 
 
-def parameter_names(model: nn.Module) -> dict[int, str]:
-    """id → name of every parameter and buffer; of tied ones the first name."""
+def names_of(own: Mapping[str, Tensor]) -> dict[int, str]:
+    """id → name of every tensor, given by name; of tied ones the first name."""
     names: dict[int, str] = {}
-    for name, tensor in tensors(model).items():
+    for name, tensor in own.items():
         names.setdefault(id(tensor), name)
     return names

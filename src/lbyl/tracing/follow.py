@@ -32,10 +32,11 @@ def follow(
     """
     run = record(model, inputs, on, spare, before=before, forms=forms)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
-    own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
-    silent = own - set(flow.record.parameters.values())
-    if training and silent and flow.record.ran != "real":
-        _heed_training(flow, model, inputs, silent)
+    if training and flow.record.ran != "real":
+        own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
+        silent = own - set(flow.record.parameters.values())
+        if silent:
+            _heed_training(flow, model, inputs, silent)
     return flow
 
 

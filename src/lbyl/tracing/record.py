@@ -33,7 +33,7 @@ from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.shapes import Shapes
 from lbyl.torchkit.surroundings import module_hooks, one_thread
-from lbyl.torchkit.tensors import parameter_names
+from lbyl.torchkit.tensors import names_of, tensors
 
 Given = tuple[Function, tuple[Any, ...], dict[str, Any]]
 """A function with its arguments."""
@@ -508,9 +508,9 @@ def _quiet() -> Iterator[None]:
 
 def _twin(model: nn.Module) -> nn.Module:
     """The same parameters in other modules: what a forward keeps on `self` stays out of `model`."""
-    kept = [*model.parameters(), *model.buffers()]
+    kept = {id(tensor): tensor for tensor in tensors(model).values()}
     try:
-        return deep_copy(model, {id(tensor): tensor for tensor in kept})
+        return deep_copy(model, kept)
     except Exception:  # some modules refuse copies; most of those keep nothing either
         return model
 
@@ -525,11 +525,12 @@ def _run(
     forms: Forms | None = None,
 ) -> Record:
     model = model if spare else _twin(model)
-    names = parameter_names(model)
+    own = tensors(model)
+    names = names_of(own)
     written = Record(ran=on, forms=Forms() if forms is None else forms)
     shapes = Shapes(device_of(model), names, written.forms) if on == "meta" else None
     if shapes is not None:
-        shapes.expect([*model.parameters(), *model.buffers()])
+        shapes.expect(own.values())
     recorder = Recorder(written, names, shapes, before)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
