@@ -34,6 +34,7 @@ from lbyl.statistics.products import (
 from lbyl.statistics.running_stats import match_running_stats
 from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
 from lbyl.statistics.solve import add_symmetric, mirror
+from lbyl.statistics.windows import add_windows, are_cheaper
 from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
@@ -75,18 +76,24 @@ class Accumulator:
 
     def add(self, samples: Tensor) -> None:
         """Take samples (n, features) in; sums are kept in float64."""
-        if samples.dtype in HALF:  # too few digits for sums
-            samples = samples.float()
-        if self.total is None:
-            width = samples.shape[1]
-            self.total = samples.new_zeros(width, dtype=torch.float64)
-            self.products = samples.new_zeros(width, width, dtype=torch.float64)
-        assert self.products is not None
+        total, products = self._sums(samples, samples.shape[1])
+        samples = _for_sums(samples)
         self.count += samples.shape[0]
-        if not _summable(samples):
-            samples = samples.double()
-        self.total += samples.new_ones(len(samples)) @ samples
-        add_symmetric(self.products, samples.T, samples)
+        total += samples.new_ones(len(samples)) @ samples
+        add_symmetric(products, samples.T, samples)
+
+    def _sums(self, like: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """The sums so far, which begin with nothing."""
+        if self.total is None or self.products is None:
+            self.total = like.new_zeros(width, dtype=torch.float64)
+            self.products = like.new_zeros(width, width, dtype=torch.float64)
+        return self.total, self.products
+
+    def add_windows(self, x: Tensor, geometry: Geometry) -> None:
+        """Take all windows of images (n, channels, height, width) in."""
+        self.taps_first = True
+        sums = self._sums(x, x.shape[1] * math.prod(geometry.kernel))
+        self.count += add_windows(*sums, _for_sums(x), geometry)
 
     def add_patches(self, patches: Tensor) -> None:
         """Take patches (n, channels, taps) in, every tap of a channel a feature of its own."""
@@ -96,8 +103,7 @@ class Accumulator:
 
     def add_spatial(self, patches: Tensor) -> None:
         """Take patches (n, channels, taps) in, for the correlation between taps."""
-        if not _summable(patches):
-            patches = patches.double()
+        patches = _for_sums(patches)
         centred = (patches - patches.mean((0, 2), keepdim=True)).flatten(0, 1)
         product = (centred.T @ centred).double()
         self.spatial = product if self.spatial is None else self.spatial + product
@@ -136,16 +142,20 @@ class Accumulator:
         return Moments(mean.reshape(-1, taps), covariance, taps, spatial, self.columns)
 
 
-def _summable(samples: Tensor) -> bool:
-    """Whether squares of samples, and their sums, are neither too small nor too large for float32.
+def _for_sums(samples: Tensor) -> Tensor:
+    """Samples with as many digits as sums of their squares need.
 
-    What is not a number is neither.
+    Float32 will do where squares are neither too small for it nor, in all, too large; what is not
+    a number is neither.
     """
+    if samples.dtype in HALF:
+        samples = samples.float()
     if not samples.numel():
-        return True
+        return samples
     low, high = torch.aminmax(samples)
     square = torch.maximum(-low, high).double().square()
-    return holds((square > SMALLEST_SQUARE) & (square * len(samples) < LARGEST_SUM))
+    fits = holds((square > SMALLEST_SQUARE) & (square * samples.numel() < LARGEST_SUM))
+    return samples if fits else samples.double()
 
 
 class Collector(Watch):
@@ -226,6 +236,9 @@ def gather_convolution(
             x = x[(slice(None),) * (2 + d) + (slice(None, None, step),)]
         for rows in pixels_of(x, into.sample_limit, generator):
             into.add(rows)
+        return
+    if into.per_tap and are_cheaper(x, geometry, into.sample_limit):
+        into.add_windows(x, geometry)
         return
     for patches in patches_of(x, geometry, into.sample_limit, generator):
         if into.per_tap:

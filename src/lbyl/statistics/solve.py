@@ -250,8 +250,10 @@ def add_symmetric(sums: Tensor, left: Tensor, right: Tensor, block: int = GRAM_B
 
 
 def mirror(sums: Tensor, block: int = GRAM_BLOCK) -> Tensor:
-    """The sums, in place, with what is left of the diagonal blocks taken from the other side."""
+    """The sums, in place, with what is left of the diagonal taken from the other side."""
     for first in range(0, sums.shape[-1], block):
         stretch, rest = slice(first, first + block), slice(first + block, None)
+        own = sums[..., stretch, stretch]
+        own.copy_(own.triu() + own.triu(1).mT)
         sums[..., rest, stretch] = sums[..., stretch, rest].mT
     return sums
