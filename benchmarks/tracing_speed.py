@@ -1,19 +1,19 @@
 """How long tracing takes, in seconds of processor on one thread; weights are random.
 
-    python -m benchmarks.tracing_speed [resnet50 rtdetr sam unet yolov9c]
+    python -m benchmarks.tracing_speed [--device cuda] [resnet50 rtdetr sam unet yolov9c]
 
-The least of three traces counts, and beside it that of three plain passes on meta tensors, where
-the network runs on such: a trace needs two of them or three. RT-DETR and SAM need Transformers,
-UNet2DCondition Diffusers, YOLOv9 Ultralytics; what is not installed is left out. Nothing but
-`lbyl.trace` is used, so that the package of an older version can be put in front:
-`PYTHONPATH=OLD/src:. python -m …`.
+The least of several traces counts, and beside it that of three plain passes on meta tensors, where
+the network runs on such: a trace needs two of them or three. With `--device` the clock counts, and
+the first and the longest of ten are told too. RT-DETR and SAM need Transformers, UNet2DCondition
+Diffusers, YOLOv9 Ultralytics; what is not installed is left out. Nothing but `lbyl.trace` is used, so
+that the package of an older version can be put in front: `PYTHONPATH=OLD/src:. python -m …`.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 import lbyl
 
 Made = tuple[nn.Module, Any]
+Clock = Callable[[], float]
 
 
 def resnet(name: str) -> Made:
@@ -81,21 +82,26 @@ NETWORKS: dict[str, Callable[[], Made]] = {
 }
 
 
-def seconds(model: nn.Module, inputs: Any, runs: int = 3) -> tuple[int, float]:
-    """Units found, and the least of a few traces."""
+def seconds(model: nn.Module, inputs: Any, clock: Clock, runs: int) -> tuple[int, list[float]]:
+    """Units found, and how long each of a few traces took."""
     taken = []
+    trace = lbyl.trace  # which imports what it needs
     for _ in range(runs):
-        start = time.process_time()
-        graph = lbyl.trace(model.eval(), inputs)
-        taken.append(time.process_time() - start)
-    return len(graph.units), min(taken)
+        start = clock()
+        graph = trace(model.eval(), inputs)
+        taken.append(clock() - start)
+    return len(graph.units), taken
+
+
+def moved(inputs: Any, device: str) -> Any:
+    return tree_map_only(Tensor, lambda x: x.to(device), inputs)
 
 
 @torch.no_grad()
 def plain_pass(model: nn.Module, inputs: Any, runs: int = 3) -> str:
     """Seconds of a pass on meta tensors, the least of a few; why not where that does not run."""
     model = copy.deepcopy(model).to("meta")
-    inputs = tree_map_only(Tensor, lambda x: x.to("meta"), inputs)
+    inputs = moved(inputs, "meta")
     taken = []
     for _ in range(runs):
         start = time.process_time()
@@ -108,17 +114,27 @@ def plain_pass(model: nn.Module, inputs: Any, runs: int = 3) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS])
+    parser.add_argument("--device")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or NETWORKS:
+    for name in asked.names or NETWORKS:
         torch.manual_seed(0)
         try:
             made = NETWORKS[name]()
         except ImportError as error:
             print(f"{name}: left out ({error})")
             continue
-        units, least = seconds(*made)
-        plain = plain_pass(*made)
-        print(f"{name}: {units} units, {least:.2f} s; a plain pass {plain}", flush=True)
+        if asked.device is None:
+            units, taken = seconds(*made, time.process_time, 3)
+            plain = plain_pass(*made)
+            print(f"{name}: {units} units, {min(taken):.2f} s; a plain pass {plain}", flush=True)
+            continue
+        model, inputs = made[0].to(asked.device), moved(made[1], asked.device)
+        units, taken = seconds(model, inputs, time.perf_counter, 10)
+        told = f"{min(taken):.3f} s, the first {taken[0]:.3f}, the longest {max(taken):.3f}"
+        print(f"{name} on {asked.device}: {units} units, {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -64,7 +65,7 @@ class Call:
     trusted: bool = True  # False where it read memory that an in-place call had changed
     leaf: type[nn.Module] | None = None  # the class of a module recorded as a single call
 
-    @property
+    @cached_property
     def op(self) -> str:
         """The bare name of the function: `conv2d`, `add`, `__getitem__`."""
         return self.name.rsplit(".", 1)[-1]
