@@ -5,8 +5,8 @@
 The least of several traces counts, and beside it that of three plain passes on meta tensors, where
 the network runs on such: a trace needs two of them or three. With `--device` the clock counts, and
 the first and the longest of ten are told too. RT-DETR and SAM need Transformers, UNet2DCondition
-Diffusers, YOLOv9 Ultralytics; what is not installed is left out. Nothing but `lbyl.trace` is used, so
-that the package of an older version can be put in front: `PYTHONPATH=OLD/src:. python -m …`.
+Diffusers, YOLOv9 Ultralytics; what is not installed is left out. Nothing but `lbyl.trace` is used,
+so that the package of an older version can be put in front: `PYTHONPATH=OLD/src:. python -m …`.
 """
 
 from __future__ import annotations
