@@ -132,7 +132,7 @@ def test_results_are_refined_further_and_stay_as_they_were() -> None:
     assert fingerprint(plain.model) == before and plain.refinement is None
     assert refined.refinement is not None and refined.refinement.steps == 20
     assert refined.plan is plain.plan and refined.rows == plain.rows
-    alone = lbyl.refine(model, x, plain, 20)
+    alone = lbyl.refine(model, x, plain, 20, data=32)
     assert torch.equal(alone.model(x), refined.model(x))
     assert torch.equal(prepared.compress(0.5, refine=20).model(x), refined.model(x))
 
