@@ -56,7 +56,7 @@ from lbyl.torchkit.bar import shown
 from lbyl.torchkit.experts import join_experts, split_experts
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
-from lbyl.torchkit.garbage import old_objects_aside
+from lbyl.torchkit.garbage import young_objects_only
 from lbyl.torchkit.run import Inputs, Progress, device_of, uncompiled
 from lbyl.torchkit.surroundings import own_randomness
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
@@ -68,7 +68,7 @@ Data = str | int | Tensor | Iterable[Any] | Statistics
 unlabelled inputs (a tensor or batches), or statistics collected before."""
 
 
-@old_objects_aside()
+@young_objects_only()
 def compress(
     model: nn.Module,
     example_inputs: Inputs,
@@ -323,7 +323,7 @@ class Prepared:
         timed = compare(models, self.example_inputs, device_of(self.model))
         return timed["slim"].median / timed["original"].median
 
-    @old_objects_aside()
+    @young_objects_only()
     @own_randomness()
     def compress(
         self,

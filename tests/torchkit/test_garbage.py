@@ -1,4 +1,4 @@
-"""Old objects are not looked through inside, new ones are, and all are again afterwards."""
+"""Full searches for cycles wait until the end, and are as they were afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from lbyl.torchkit.garbage import old_objects_aside
+from lbyl.torchkit.garbage import NEVER, young_objects_only
 
 
 class Cycle:
@@ -15,33 +15,28 @@ class Cycle:
         self.me = self
 
 
-def test_cycles_made_inside_are_found_and_older_ones_after_the_end() -> None:
-    old = Cycle()
-    with old_objects_aside():
-        seen, new = weakref.ref(old), Cycle()
-        seen_new = weakref.ref(new)
-        del old, new
-        gc.collect()
-        assert seen_new() is None and seen() is not None
-        with old_objects_aside():  # nothing happens at the end of an inner one
+def test_young_cycles_are_found_inside_and_settings_come_back_after_an_error() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ValueError, match="inside"), young_objects_only():
+        assert gc.get_threshold() == (*before[:2], NEVER)
+        with young_objects_only():  # the inner one changes nothing
             pass
-        assert gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
-    gc.collect()
-    assert seen() is None
-
-
-def test_everything_is_back_after_an_error() -> None:
-    with pytest.raises(ValueError, match="inside"), old_objects_aside():
+        assert gc.get_threshold()[2] == NEVER
+        new = Cycle()
+        seen = weakref.ref(new)
+        del new
+        gc.collect(0)
+        assert seen() is None
         raise ValueError("inside")
-    assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == before
 
 
-def test_whoever_has_set_objects_aside_finds_them_so() -> None:
-    gc.freeze()
+def test_whatever_the_caller_has_set_comes_back() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(1000, 20, 30)
     try:
-        with old_objects_aside():
-            assert gc.get_freeze_count() > 0
-        assert gc.get_freeze_count() > 0
+        with young_objects_only():
+            pass
+        assert gc.get_threshold() == (1000, 20, 30)
     finally:
-        gc.unfreeze()
+        gc.set_threshold(*before)

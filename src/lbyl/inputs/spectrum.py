@@ -29,7 +29,7 @@ BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the b
 PRIOR = 0.01  # how much a gain that is far from one costs, in squared logarithms
 LOOKS, FEWEST = 64, 16  # images to look at;
 LOOKED_PIXELS = 1 << 22  # large ones are fewer
-SEEN_AT_ONCE = 8  # of them: filters make many numbers of every part
+SEEN_AT_ONCE = 8  # of them on a processor: filters make many numbers of every part
 WINDOW = 64  # pixels a side: the central ones are used
 POSITIONS = 32  # a side of what a filter gives: more are nearly alike
 ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
@@ -166,7 +166,8 @@ def _products(ask: Ask, images: Tensor) -> tuple[Tensor, Tensor] | None:
     And the running variances (filters,).
     """
     seen, variance = Responses(), torch.zeros(0)
-    for some in images.split(SEEN_AT_ONCE):
+    at_a_time = SEEN_AT_ONCE if images.device.type == "cpu" else len(images)
+    for some in images.split(at_a_time):
         whole, nothing = ask(some), ask(torch.zeros_like(some))
         if whole is None or nothing is None:
             return None

@@ -1,4 +1,4 @@
-"""Python's search for cycles, kept to what is made inside.
+"""Python's search for cycles, kept to what is new.
 
 It looks at every object there is once in a while, by how many were made. With torch loaded such a
 look takes a fifth of a second, which is as long as a network's whole trace.
@@ -11,26 +11,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+NEVER = 1 << 30  # searches among young objects after which all are looked at
+
 _lock = threading.Lock()
 _inside = 0
+_before = gc.get_threshold()
 
 
 @contextmanager
-def old_objects_aside() -> Iterator[None]:
-    """Cycles are looked for among objects made inside only; the others come back at the end.
-
-    Several threads may be inside. Whoever has set objects aside already is not interfered with.
-    """
-    global _inside
+def young_objects_only() -> Iterator[None]:
+    """Cycles are looked for among young objects only, which most are; several threads may be in."""
+    global _inside, _before
     with _lock:
-        mine = _inside > 0 or not gc.get_freeze_count()
-        if mine and not _inside:
-            gc.freeze()
-        _inside += mine
+        if not _inside:
+            _before = gc.get_threshold()
+            gc.set_threshold(*_before[:2], NEVER)
+        _inside += 1
     try:
         yield
     finally:
         with _lock:
-            _inside -= mine
-            if mine and not _inside:
-                gc.unfreeze()
+            _inside -= 1
+            if not _inside:
+                gc.set_threshold(*_before)

@@ -13,7 +13,7 @@ from lbyl.errors import LbylError
 from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
 from lbyl.torchkit.experts import alignments, split_experts
-from lbyl.torchkit.garbage import old_objects_aside
+from lbyl.torchkit.garbage import young_objects_only
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import own_randomness
 from lbyl.torchkit.tensors import is_finite, numbers, tensors
@@ -27,7 +27,7 @@ AS_WEIGHTS = ("running_mean", "running_var", "weight", "bias")  # buffers that a
 NOT_INCLUDED, EXCLUDED = "not in include=", "excluded as asked"  # reasons that a user gave
 
 
-@old_objects_aside()
+@young_objects_only()
 @own_randomness()
 def trace(
     model: nn.Module,
