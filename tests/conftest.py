@@ -21,7 +21,7 @@ rules.STRICT = True  # a rule that raises costs users compression; here it is an
 # Every compression ends with a forecast, which few tests are about: 32 inputs of CIFAR's size are
 # enough for those that are not. `whole_forecast` is for those that are. The second pass, which it
 # asks as well, runs the fewest that it ever does.
-WHOLE = batches.FORECAST
+WHOLE = batches.FORECAST, batches.SECOND_PASS
 batches.FORECAST, batches.SECOND_PASS = 32, 16
 
 # Tiny tensors gain nothing from threads, and parallel test processes would fight over cores.
@@ -36,8 +36,9 @@ def seeded() -> None:
 
 @pytest.fixture
 def whole_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forecast runs as many inputs as it does for users."""
-    monkeypatch.setattr(batches, "FORECAST", WHOLE)
+    """The forecast and the second pass run as many inputs as they do for users."""
+    monkeypatch.setattr(batches, "FORECAST", WHOLE[0])
+    monkeypatch.setattr(batches, "SECOND_PASS", WHOLE[1])
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ def test_collections_and_what_follows_are_drawn_apart() -> None:
     assert torch.equal(firsts[0], procedural_images(64, (3, 8, 8), seed=5)[0])
 
 
+@pytest.mark.usefixtures("whole_forecast")
 @pytest.mark.parametrize(("asked", "wanted"), [(16, 16), (128, 64), (600, 150), (None, 256)])
 def test_the_second_pass_is_never_larger_than_the_collection(
     asked: int | None, wanted: int
