@@ -13,9 +13,9 @@ import lbyl
 from lbyl.methods.base import Rewrite
 from lbyl.models import zoo
 from lbyl.statistics.moments import Moments
-from lbyl.statistics.running_stats import matched
 from lbyl.statistics.solve import ridge_inverse, solve_ridge
 from lbyl.torchkit.fallbacks import at, note, noting
+from support.matching import matched
 
 IMAGE = torch.zeros(1, 3, 16, 16)
 

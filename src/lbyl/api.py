@@ -360,8 +360,7 @@ class Prepared:
                 refinement = self._refine(restored.model, indices, refine)
                 clock.lap("refine")
             # Steps change what a second run showed; nothing else here does.
-            seen = None if refine else trial.seen
-            forecast = self.forecast(restored.model, None if seen is None else seen.scores)
+            forecast = self.forecast(restored.model, None if refine else trial.scores)
             clock.lap("forecast")
         before = () if statistics is None else statistics.fallbacks
         source = None if statistics is None else statistics.source

@@ -25,7 +25,7 @@ from lbyl.planning.ratio import steps_of
 from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.forecast import Forecaster
-from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, recalibrate
+from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, move_running_stats
 from lbyl.restoring.rewrite import Restoration, restore, silencing
 from lbyl.restoring.solving import Solver
 from lbyl.statistics.moments import Statistics
@@ -115,6 +115,11 @@ class Trial:
     allocation: Allocation | None = None  # None: there was nothing to choose
     fallbacks: tuple[str, ...] = ()
 
+    @property
+    def scores(self) -> Tensor | None:
+        """Of the slim network in the second pass, where it ran and gave any."""
+        return None if self.seen is None else self.seen.scores
+
 
 def preferred(scores: Sequence[float]) -> int:
     """Which of several networks to keep: the last, unless one diverges clearly less.
@@ -201,9 +206,7 @@ class Chooser:
         second_pass = self.judges.second_pass
         seen = second_pass.run(slim)
         before, after = second_pass.original.moments, seen.moments
-        return seen, recalibrate(
-            self.model, slim, self.graph, indices, second_pass.inputs, before=before, after=after
-        )
+        return seen, move_running_stats(self.model, slim, self.graph, indices, before, after)
 
     def _recalibrates(self, plan: Plan) -> bool:
         """Whether a second run of both networks is asked for."""
@@ -373,8 +376,7 @@ class Chooser:
 
         def kept(counts: Counts) -> float:
             trial = self.trial(self._plan(counts, criterion))
-            scores = None if trial.seen is None else trial.seen.scores
-            told = self.judges.forecaster(trial.restored.model, by_batch=scores)
+            told = self.judges.forecaster(trial.restored.model, by_batch=trial.scores)
             if told.kept is None:
                 raise LbylError(
                     "keep= is a fraction of accuracy, and this network's outputs are not one "

@@ -162,7 +162,7 @@ def test_radii_follow_their_law() -> None:
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = procedural_images(9, (3, 20, 20))
     monkeypatch.setitem(leaves.CHUNK_PIXELS, "cpu", 1000)
-    monkeypatch.setitem(noise.PIXELS, "cpu", 1000)
+    monkeypatch.setattr(noise, "PIXELS", 1000)
     assert torch.equal(whole, procedural_images(9, (3, 20, 20)))
 
 

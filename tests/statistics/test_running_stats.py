@@ -16,11 +16,11 @@ from lbyl.statistics.running_stats import (
     _by_inputs,
     _by_outputs,
     match_running_stats,
-    matched,
     matched_alike,
     with_diagonal,
 )
 from lbyl.torchkit.fallbacks import noting
+from support.matching import matched
 
 
 def random_moments(features: int, seed: int = 0) -> Moments:

@@ -8,7 +8,8 @@ between. Channels have one numbering for the whole network; a unit owns the rang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -91,6 +92,10 @@ class Consumer:
     channel: Tensor = field(repr=False)  # for every input column its channel, −1 where fixed;
     # (columns, 2) where it belongs to a channel and, besides, to an attention head
     calls: int = 1
+
+    def taps(self, shape: Sequence[int]) -> int:
+        """How many positions of a kernel its weight, of this shape, has for every input."""
+        return math.prod(shape) // (shape[self.output_axis] * shape[self.axis])
 
     def flattened_columns(self) -> Tensor | None:
         """(channels, columns each) behind a flatten, where each channel has several columns.

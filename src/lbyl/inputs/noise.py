@@ -10,8 +10,8 @@ from torch import Tensor
 
 Size = tuple[int, ...]
 PINK_EXPONENT = 1.5
-PIXELS = {"cpu": 1 << 20}  # that are transformed at a time: it takes several times their memory
-PIXELS_ELSEWHERE = 1 << 22
+PIXELS = 1 << 20  # that are transformed at a time: it takes several times their memory
+PIXELS_ON_DEVICE = 1 << 22
 
 
 def pink_noise(
@@ -58,7 +58,7 @@ def squared_frequencies(
 
 def at_once(images: Tensor) -> int:
     """How many of images (n, channels, …) to transform at a time."""
-    pixels = PIXELS.get(images.device.type, PIXELS_ELSEWHERE)
+    pixels = PIXELS if images.device.type == "cpu" else PIXELS_ON_DEVICE
     return max(1, pixels // max(1, math.prod(images.shape[2:])))
 
 

@@ -142,7 +142,7 @@ def corrected_values(
 
 def moved_by(norm: Norm, correction: str) -> list[str]:
     """The running statistics that a correction moves."""
-    return {"none": [], "mean": [norm.mean]}.get(correction, [norm.mean, norm.var])
+    return [norm.mean] if correction == "mean" else [norm.mean, norm.var]
 
 
 def corrected_norm(held: Sequence[Tensor], eps: float | Tensor, shift: Shift) -> list[Tensor]:
@@ -153,3 +153,8 @@ def corrected_norm(held: Sequence[Tensor], eps: float | Tensor, shift: Shift) ->
         var = variance.double()
         values.append(scaled_variance(var, eps, shift.variance.to(var)))
     return values
+
+
+def as_held(values: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """New values as the model will hold them, so that a large one is not kept in float64."""
+    return {n: v.to(state[n].dtype) if n in state else v for n, v in values.items()}

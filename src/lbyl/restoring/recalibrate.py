@@ -24,7 +24,7 @@ from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
 from lbyl.restoring.divergence import floating_in, half_sure, is_answer, joined_scores, kl
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.run import call_model, evaluation_mode
-from lbyl.torchkit.tensors import is_finite, onto, tensors
+from lbyl.torchkit.tensors import copy_all, is_finite, names_of, onto, tensors
 
 STEP = 0.5  # fraction of the way that running statistics move
 
@@ -108,7 +108,7 @@ class SecondPass:
     def run(self, model: nn.Module) -> Seen:
         """What a network shows: what enters its BatchNorms, and how it answers."""
         watch = BatchMoments(self.inputs.batch_statistics)
-        names = {id(t): n for n, t in tensors(model).items()}
+        names = names_of(tensors(model))
         made: list[list[Tensor]] | None = []
         with evaluation_mode(model), torch.no_grad():
             for batch in self.inputs.batches:
@@ -151,19 +151,34 @@ def recalibrate(
     step: float = STEP,
     limits: tuple[float, float] = VARIANCE_LIMITS,
     before: BatchNormMoments | None = None,
-    after: BatchNormMoments | None = None,
 ) -> int:
-    """Move the running statistics of `slim` (in place) towards what the second pass shows.
+    """Run both networks on the inputs and move the running statistics of `slim`, in place.
+
+    `before` are the original's moments on these inputs, where they are known already. Returns how
+    many BatchNorms were moved.
+    """
+    before = batch_moments(original, inputs) if before is None else before
+    after = batch_moments(slim, inputs)
+    return move_running_stats(original, slim, graph, indices, before, after, step, limits)
+
+
+def move_running_stats(
+    original: nn.Module,
+    slim: nn.Module,
+    graph: Graph,
+    indices: Mapping[Axis, Tensor],
+    before: BatchNormMoments,
+    after: BatchNormMoments,
+    step: float = STEP,
+    limits: tuple[float, float] = VARIANCE_LIMITS,
+) -> int:
+    """Move the running statistics of `slim` (in place) towards what both networks showed.
 
     With batch means m, m' and variances v, v' of the original and of `slim`, the target of the mean
     is μ + m' − m and that of the variance (σ² + ε) v'/v − ε, v'/v within `limits`.
     `step` is the fraction of the way there: linear for the mean, geometric for the variance.
-
-    `before` and `after` are the moments of both networks on these inputs, where they are known
-    already. Returns how many BatchNorms were moved.
+    Returns how many BatchNorms were moved.
     """
-    before = batch_moments(original, inputs) if before is None else before
-    after = batch_moments(slim, inputs) if after is None else after
     state, now = tensors(original), tensors(slim)
     norms = [norm for norm in graph.norms if norm.mean in before and norm.mean in after]
     if not norms:
@@ -199,9 +214,7 @@ def recalibrate(
     if not (alike and is_finite(*moved)):
         values = {n: pair for n, pair in values.items() if _checked(n, pair)}
     held = [now[name] for norm in values for name in (norm.mean, norm.var)]
-    if held:
-        with torch.no_grad():
-            torch._foreach_copy_(held, [x for pair in values.values() for x in pair])
+    copy_all(held, [x for pair in values.values() for x in pair])
     return len(values)
 
 

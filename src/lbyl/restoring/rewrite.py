@@ -16,13 +16,13 @@ from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.methods.base import Delivery, Method, identity_rows
 from lbyl.planning.plan import Plan
 from lbyl.restoring.channel_norms import corrected_norms
+from lbyl.restoring.correct import as_held
 from lbyl.restoring.products import rewritten_products
 from lbyl.restoring.solving import (
     Request,
     Solution,
     Solver,
     all_finite,
-    as_held,
     floating,
     silenced,
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
 from lbyl.surgery.cut import copy_model
-from lbyl.torchkit.tensors import tensors
+from lbyl.torchkit.tensors import copy_all, tensors
 
 
 class Scratch:
@@ -33,15 +32,8 @@ class Scratch:
         """The copy with these values, of the same shapes, in place of its own."""
         own, true = self._tensors
         changed = [own[name] for name in values]
-        _copy_all(changed, list(values.values()))
+        copy_all(changed, list(values.values()))
         try:
             yield self._copy
         finally:
-            _copy_all(changed, [true[name] for name in values])
-
-
-def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """All in one call: there are hundreds."""
-    if into:
-        with torch.no_grad():
-            torch._foreach_copy_(list(into), [value.detach() for value in values])
+            copy_all(changed, [true[name] for name in values])

@@ -6,8 +6,7 @@ inputs that several of them keep. Both are remembered as far as memory allows.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,6 +19,7 @@ from lbyl.methods.base import Delivery, Method, Rewrite
 from lbyl.restoring.correct import (
     Before,
     Shift,
+    as_held,
     corrected_values,
     is_worse_than_cut,
     known_shift,
@@ -30,7 +30,7 @@ from lbyl.restoring.together import Problem, shape_of, solve_together
 from lbyl.statistics.moments import Moments, Statistics
 from lbyl.torchkit.assumptions import assuming
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
-from lbyl.torchkit.memory import ROOM, in_chunks
+from lbyl.torchkit.memory import ROOM, alike_in_chunks
 from lbyl.torchkit.run import device_of
 from lbyl.torchkit.tensors import can_take_bias, is_finite, numbers, onto, places, tensors
 
@@ -146,19 +146,16 @@ class Solver:
 
     def _groups(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Those of one shape together on a device; a processor solves each alone as quickly."""
-        alike: dict[Hashable, dict[int, int]] = {}
-        for i, request in enumerate(requests):
-            if not self.in_groups or not self._has_products(request):
-                yield [request]
+        together: list[Request] = []
+        for request in requests:
+            if self.in_groups and self._has_products(request):
+                together.append(request)
             else:
-                shape = shape_of(request.consumer, self.state)
-                alike.setdefault(shape, {})[i] = int(request.columns.sum())
-        for sizes in alike.values():
-            first = requests[next(iter(sizes))].consumer
-            taps = self._moments(first).taps
-            rows = {i: columns * taps for i, columns in sizes.items()}
-            for some in in_chunks(rows, device_of(self.model)):
-                yield [requests[i] for i in some]
+                yield [request]
+        shapes = [shape_of(r.consumer, self.state) for r in together]
+        rows = [int(r.columns.sum()) * self._moments(r.consumer).taps for r in together]
+        for some in alike_in_chunks(shapes, rows, device_of(self.model)):
+            yield [together[i] for i in some]
 
     @cached_property
     def in_groups(self) -> bool:
@@ -177,8 +174,7 @@ class Solver:
         if FEW * len(moments.covariance) ** 2 > ROOM:
             return False
         shape = self.graph.shapes[consumer.weight]
-        taps = math.prod(shape) // (shape[consumer.output_axis] * shape[consumer.axis])
-        return moments.taps == taps and self._takes_mean(consumer)
+        return moments.taps == consumer.taps(shape) and self._takes_mean(consumer)
 
     def _together(self, requests: Sequence[Request]) -> list[Unseen] | None:
         """Solutions of consumers of one shape, in one go; None where that is not to be had."""
@@ -295,11 +291,6 @@ def _rewritten(
         note("only cut: by its statistics restoring it does more harm than good")
         new, shift = cut_only, output_shift(moments, old, cut_only, columns, rewrite.mixed)
     return new, shift
-
-
-def as_held(values: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """New values as the model will hold them, so that a large one is not kept in float64."""
-    return {n: v.to(state[n].dtype) if n in state else v for n, v in values.items()}
 
 
 def all_finite(values: Mapping[str, Tensor]) -> bool:

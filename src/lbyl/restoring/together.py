@@ -18,6 +18,7 @@ from lbyl.methods.base import Method
 from lbyl.restoring.correct import (
     Before,
     Shift,
+    as_held,
     corrected_norm,
     corrected_values,
     known_shift,
@@ -134,8 +135,7 @@ def _corrected(
             corrected_values(p.consumer, Shift(*parts), state, method.correction, True)
             for p, parts in zip(problems, one_by_one)
         ]
-        held = [{n: v.to(state[n]) if n in state else v for n, v in x.items()} for x in several]
-        return held, shift.mean.sum(1).isfinite()
+        return [as_held(values, state) for values in several], shift.mean.sum(1).isfinite()
     names = [moved_by(norm, method.correction) for norm in norms if norm is not None]
     together = [torch.stack([state[n].detach() for n in each]) for each in zip(*names)]
     eps = torch.tensor([[norm.eps] for norm in norms if norm is not None], dtype=torch.float64)

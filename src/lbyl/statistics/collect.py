@@ -363,7 +363,7 @@ def padding_masks(batch: Inputs) -> list[Tensor]:
 def _accumulator(consumer: Consumer, weight: Tensor, taps: str, batches: int) -> Accumulator:
     """Decide what is a feature: every tap, every input, or the channels of a flattened input."""
     inputs = weight.shape[consumer.axis]
-    kernel = weight.numel() // (inputs * weight.shape[consumer.output_axis])
+    kernel = consumer.taps(weight.shape)
     fits = inputs * kernel <= FEATURE_LIMIT
     per_tap = kernel == 1 or (consumer.kind == "conv" and fits and taps != "channels")
     columns = None
@@ -395,7 +395,7 @@ def check_statistics(graph: Graph, statistics: Statistics) -> None:
         consumer = graph.consumers[name]
         shape = graph.shapes[consumer.weight]
         inputs = shape[consumer.axis]
-        taps = math.prod(shape) // (inputs * shape[consumer.output_axis])
+        taps = consumer.taps(shape)
         columns = moments.columns
         collected = len(moments.mean) if columns is None else columns.numel()
         if collected != inputs or moments.taps not in (1, taps):

@@ -9,7 +9,7 @@ gets the running mean and variances with the least change of its distribution.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from lbyl.graph.weights import as_matrix
 from lbyl.statistics.moments import Moments, Statistics
 from lbyl.statistics.solve import add_symmetric, by_factor, gram, mirror
 from lbyl.torchkit.fallbacks import at, note
-from lbyl.torchkit.memory import in_chunks
+from lbyl.torchkit.memory import alike_in_chunks
 from lbyl.torchkit.processes import from_owner, several, share
 from lbyl.torchkit.tensors import tensors
 
@@ -29,7 +29,6 @@ LIMITS = (0.25, 4.0)  # a correction of a variance beyond these is not trusted
 SMOOTHING = 0.01  # of the Newton step, against outputs that contradict each other
 STEPS = 2
 HALVINGS = 4
-UNMATCHED = "moments are left as measured: running statistics could not be matched"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _matched_at(
     for (name, old), new in zip(known.items(), matched_alike(list(known.values()))):
         if new is None:
             with at(name):
-                note(UNMATCHED)
+                note("moments are left as measured: running statistics could not be matched")
         else:
             covariance = old.moments.covariance.copy_(new.covariance)
             made[name] = dataclasses.replace(new, covariance=covariance)
@@ -80,15 +79,11 @@ def _groups(
     names: Sequence[str], graph: Graph, moments: Mapping[str, Moments], state: Mapping[str, Tensor]
 ) -> Iterator[list[str]]:
     """Consumers of one shape, which a device matches in one go; a processor has one at a time."""
-    alike: dict[Hashable, list[str]] = {}
-    for name in names:
-        weight = state[graph.consumers[name].weight]
-        own = None if weight.is_cuda else name
-        alike.setdefault((own, weight.shape, weight.device), []).append(name)
-    for some in alike.values():
-        sizes = {i: len(moments[name].covariance) for i, name in enumerate(some)}
-        for chunk in in_chunks(sizes, state[graph.consumers[some[0]].weight].device):
-            yield [some[i] for i in chunk]
+    weights = [state[graph.consumers[name].weight] for name in names]
+    kinds = [(w.shape, w.device) if w.is_cuda else name for name, w in zip(names, weights)]
+    sizes = [len(moments[name].covariance) for name in names]
+    for some in alike_in_chunks(kinds, sizes, weights[0].device) if names else ():
+        yield [names[i] for i in some]
 
 
 def _known(consumer: Consumer, moments: Moments, state: Mapping[str, Tensor]) -> Known | None:
@@ -106,19 +101,12 @@ def _known(consumer: Consumer, moments: Moments, state: Mapping[str, Tensor]) ->
     return Known(moments, weight.flatten(1), mean, state[norm.var].detach().double())
 
 
-def matched(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) -> Moments:
-    """Moments under which `weight` (outputs, features) gives this mean and about this variance.
-
-    Jeffrey's rule for Gaussians: x given y = W x stays as it is while y's moments are replaced.
-    """
-    (new,) = matched_alike([Known(moments, weight, mean, variance)])
-    if new is None:
-        note(UNMATCHED)
-    return moments if new is None else new
-
-
 def matched_alike(several: Sequence[Known]) -> list[Moments | None]:
-    """The same of several consumers of one shape; None where it cannot be."""
+    """Moments under which each weight gives its mean and about its variance; None where none do.
+
+    The weights are of one shape. Jeffrey's rule for Gaussians: x given y = W x stays as it is while
+    y's moments are replaced.
+    """
     if not several:
         return []
     weight = _side_by_side([one.weight for one in several])

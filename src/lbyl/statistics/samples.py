@@ -68,9 +68,8 @@ def rows_at_once(width: int, device: torch.device) -> int:
 
     As many as there are features take, in float32, half of the memory of their covariance.
     """
-    if device.type != "cpu":
-        return max(width, VALUES_ON_DEVICE // max(1, width))
-    return max(width, VALUES_AT_ONCE // max(1, width))
+    values = VALUES_AT_ONCE if device.type == "cpu" else VALUES_ON_DEVICE
+    return max(width, values // max(1, width))
 
 
 def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -223,19 +223,8 @@ def gram(rows: Tensor) -> Tensor:
 
 def symmetric_product(left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> Tensor:
     """left · right, which is known to be symmetric, and is so to the last bit."""
-    width = left.shape[-2]
-    if width <= block:
-        whole = left @ right
-        return (whole + whole.mT) / 2
-    product = left.new_empty(*left.shape[:-1], width)
-    for first in range(0, width, block):
-        stretch = slice(first, first + block)
-        part = left[..., stretch, :] @ right[..., first:]
-        own = part[..., :block]
-        own.copy_((own + own.mT) / 2)
-        product[..., stretch, first:] = part
-        product[..., first:, stretch] = part.mT
-    return product
+    sums = left.new_zeros(*left.shape[:-1], left.shape[-2])
+    return mirror(add_symmetric(sums, left, right, block), block)
 
 
 def add_symmetric(sums: Tensor, left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -30,3 +30,14 @@ def in_chunks(sizes: Mapping[int, int], device: torch.device) -> Iterator[list[i
         some.append(number)
     if some:
         yield some
+
+
+def alike_in_chunks(
+    kinds: Sequence[Hashable], sizes: Sequence[int], device: torch.device
+) -> Iterator[list[int]]:
+    """Numbers of problems of one kind, each given with how many rows it keeps, in such groups."""
+    alike: dict[Hashable, dict[int, int]] = {}
+    for number, (kind, size) in enumerate(zip(kinds, sizes)):
+        alike.setdefault(kind, {})[number] = size
+    for some in alike.values():
+        yield from in_chunks(some, device)

@@ -66,6 +66,13 @@ def places(flags: Tensor, device: torch.device) -> Tensor:
     return onto(torch.nonzero(flags).reshape(-1), device)
 
 
+def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Values into tensors, in one call: there are hundreds."""
+    if into:
+        with torch.no_grad():
+            torch._foreach_copy_(list(into), [value.detach() for value in values])
+
+
 def select(x: Tensor, axis: int, indices: Tensor) -> Tensor:
     """`x.index_select`, for images with channels innermost in memory so that they stay there."""
     if x.dim() == 4 and axis == 1 and x.is_contiguous(memory_format=torch.channels_last):

@@ -1,0 +1,14 @@
+"""Moments of one consumer matched to running statistics."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lbyl.statistics.moments import Moments
+from lbyl.statistics.running_stats import Known, matched_alike
+
+
+def matched(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) -> Moments:
+    """The new ones, or those given where they could not be matched."""
+    (new,) = matched_alike([Known(moments, weight, mean, variance)])
+    return moments if new is None else new
