@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Graph
 from lbyl.inputs.batches import FreshInputs, InputBatches
-from lbyl.planning.allocation import Allocation, Allocator, Counts, Sensitivity, spare
+from lbyl.planning.allocation import Allocation, Allocator, Counts, Scores, Sensitivity, spare
 from lbyl.planning.budget import Budget, Sizes, curves, unit_influence, within_error
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.plan import Plan
@@ -26,7 +26,7 @@ from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
 from lbyl.restoring.forecast import Forecaster
 from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, move_running_stats
-from lbyl.restoring.rewrite import Restoration, restore, silencing
+from lbyl.restoring.rewrite import Restoration, restore, silencing, solve_ahead
 from lbyl.restoring.solving import Solver
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import kept_indices
@@ -296,12 +296,22 @@ class Chooser:
             self._trials = {k: t for k, t in self._trials.items() if k == best}
         return self._scores[key]
 
-    def _roughly(self, criterion: Criterion | None) -> Callable[[Sequence[Counts]], list[float]]:
-        """The same of several networks, roughly."""
+    def _scores_of(self, criterion: Criterion | None) -> Scores:
+        """The same of several networks, whose consumers a device solves in one go."""
+
+        def scores(several: Sequence[Counts]) -> Iterator[float]:
+            if not self._cuts_first:
+                plans = [self._plan(counts, criterion) for counts in several]
+                solve_ahead(self.graph, plans, self.solver)
+            return map(self._score(criterion), several)
+
+        return scores
+
+    def _roughly(self, criterion: Criterion | None) -> Scores:
+        """The same, roughly."""
 
         def scores(several: Sequence[Counts]) -> list[float]:
-            plans = (self._plan(counts, criterion) for counts in several)
-            return self.rough_scores(plans)
+            return self.rough_scores(self._plan(counts, criterion) for counts in several)
 
         return scores
 
@@ -358,7 +368,7 @@ class Chooser:
             by_unit,
             {unit.name: unit.channels for unit in self.graph.units},
             sizes.parameters if budget.params is not None else sizes.macs,
-            self._score(criterion),
+            self._scores_of(criterion),
             self._roughly(criterion),
             multiple_of,
             self.progress,

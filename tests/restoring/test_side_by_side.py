@@ -27,18 +27,82 @@ def changed(model: nn.Module, count: int) -> list[dict[str, Tensor]]:
     return made
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("name", ["bottleneck", "basic", "dense"])
-def test_each_variant_answers_as_alone(name: str) -> None:
+def test_each_variant_answers_as_alone(name: str, at_once: bool) -> None:
     model, x = build(name), example(name)
     x = torch.randn(3, *x.shape[1:], generator=torch.Generator().manual_seed(1))
-    variants = changed(model, 4)
-    together = run_side_by_side(model, variants, x, 3)
+    variants = [{}, *changed(model, 4)]  # the first has nothing that differs
+    together = run_side_by_side(model, variants, x, 3, at_once)
     scratch = Scratch(model)
-    for values, part in zip(variants, together.tensor_split(4), strict=True):
+    for values, part in zip([{}, *variants], together.tensor_split(6), strict=True):
         with scratch.holding(values) as alone, torch.no_grad():
             expected = call_model(alone.eval(), x)
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(part, together[:3]) or values is variants[0]
+        assert torch.allclose(part, together[:3]) == (not values)
+
+
+class Counting(nn.Module):
+    """How many rows each of its layers gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.rows: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).relu()
+            self.rows.append(len(x))
+        return x
+
+
+def test_a_variant_costs_only_the_layers_behind_its_change() -> None:
+    model = Counting().eval()
+    # Backwards, so that variants differ in another order than they are given in.
+    variants = [{f"layers.{i}.weight": torch.randn(4, 4)} for i in (3, 1, 0)]
+    x = torch.randn(2, 4)
+    together = run_side_by_side(model, variants, x, 2)
+    assert model.rows == [4, 6, 6, 8]
+    for values, part in zip([{}, *variants], together.tensor_split(4), strict=True):
+        with Scratch(model).holding(values) as alone, torch.no_grad():
+            torch.testing.assert_close(part, alone(x))
+
+
+class Early(nn.Module):
+    """Has something from before a layer that differs: rows, or values that it changes in place."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = torch.cat([x, x[:, :2]], 1)
+        zeros = torch.zeros(len(x), 6)
+        if self.what == "+=":
+            early += self.first(x)
+        elif self.what == "add_":
+            early.add_(self.first(x))  # what it gives is dropped
+        elif self.what == "copy_":
+            early.copy_(self.first(x))
+        else:
+            early = zeros + self.first(x)
+        return self.last(early)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("what", ["+=", "add_", "copy_", "rows"])
+def test_networks_that_look_back_have_all_rows_from_the_beginning(what: str) -> None:
+    torch.manual_seed(0)
+    model = Early(what).eval()
+    x = torch.randn(5, 4)
+    variants = changed(model, 4)
+    judge = Divergence(model, [x], (False,))
+    told = judge.of_variants(variants)
+    assert told is not None and judge._ways == (what != "+=",)
+    for values, one in zip(variants, told, strict=True):
+        with judge.scratch.holding(values) as alone:
+            assert judge(alone) == pytest.approx(one, rel=1e-4)
 
 
 class LengthFirst(nn.Module):

@@ -11,7 +11,7 @@ Nothing here cuts a network: what an allocation does is asked of a function that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -29,14 +29,13 @@ Direction = Mapping[str, float]
 Cost = Callable[[Counts], int]
 Score = Callable[[Counts], float]
 """The divergence of the network with so many channels, restored in closed form."""
-Scores = Callable[[Sequence[Counts]], list[float]]
-"""The same of several networks at once, less exactly and far quicker."""
+Scores = Callable[[Sequence[Counts]], Iterable[float]]
+"""The same of several networks, one after the other."""
 
 ALONE = 0.6  # units are cut one at a time as in a uniform network of this cost
-BLENDS = {"predicted": (0.5, 1.0), "measured": (0.25, 0.5, 0.75, 1.0)}  # with the uniform one
+BLENDS = {"predicted": (1.0,), "measured": (0.75, 1.0)}  # with the uniform one
 DEAR = 4.0  # a unit is dear whose part of the harm is so many times its part of the saving,
 SMALL = 0.1  # and all that are spared together save no more than this of the whole saving
-FINALISTS = 3  # allocations that are tried in full, besides the uniform one
 HALVINGS = 7  # of the range of sizes, where one is looked for
 
 
@@ -116,8 +115,8 @@ class Allocator:
     curves: Mapping[str, Curve]
     channels: Counts
     cost: Cost
-    whole: Score  # of the network as it would come out
-    roughly: Scores  # cheaper, for units cut alone and for a first look at all candidates
+    whole: Scores  # of networks as they would come out
+    alone: Scores  # less exactly and far quicker, of networks with one unit cut
     multiple_of: Steps = None
     progress: Callable[[str, int, int], None] | None = None
     measured: dict[str, Sensitivity] = field(default_factory=dict)  # filled when first needed
@@ -125,21 +124,13 @@ class Allocator:
 
     def choose(self, fraction: float) -> Allocation:
         """Of all candidates that leave this fraction of the cost the one that diverges least."""
-        candidates = self._finalists(self.candidates(fraction))
+        candidates = self.candidates(fraction)
         tried: dict[str, float] = {}
-        for i, (name, counts) in enumerate(candidates.items()):
-            tried[name] = self.whole(counts)
-            self._tell("trying allocations", i + 1, len(candidates))
+        for name, score in zip(candidates, self.whole(list(candidates.values()))):
+            tried[name] = score
+            self._tell("trying allocations", len(tried), len(candidates))
         best = min(tried, key=lambda name: tried[name])
         return Allocation(candidates[best], best, tried)
-
-    def _finalists(self, candidates: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """The uniform candidate and those that diverge least at a first look."""
-        others = [name for name in candidates if name != "uniform"]
-        if len(others) > FINALISTS:
-            rough = dict(zip(others, self.roughly([candidates[name] for name in others])))
-            others = sorted(others, key=lambda name: rough[name])[:FINALISTS]
-        return {name: candidates[name] for name in candidates if name in ("uniform", *others)}
 
     def choose_by_latency(
         self, target: float, time_fraction: Callable[[Counts], float]
@@ -242,7 +233,7 @@ class Allocator:
         counts = even or {n: max(1, round(ALONE * c)) for n, c in self.channels.items()}
         less = {name: count for name, count in counts.items() if count < self.channels[name]}
         self._tell("cutting units one at a time", 0, len(less))
-        scores = self.roughly([{**self.channels, name: count} for name, count in less.items()])
+        scores = self.alone([{**self.channels, name: count} for name, count in less.items()])
         for (name, count), divergence in zip(less.items(), scores):
             error = float(self.curves[name].error[self.channels[name] - count])
             self.measured[name] = Sensitivity(divergence, error / max(1 - error, 1e-3))

@@ -54,6 +54,7 @@ def consumer_view(weights: UnitWeights, statistics: Statistics) -> ConsumerView 
 
 
 BLOCK = 64  # removals after which changes are applied at once; no result depends on it
+RECORDED = 16  # the same on a device, which repeats a block: the shorter, the sooner recorded
 TOGETHER = 1 << 27  # numbers in matrices worked out at once, 1 GiB each; no result depends on it
 
 Order = list[tuple[int, float]]
@@ -81,7 +82,7 @@ def eliminate_together(
     elimination = Elimination.of(views, importances, ridge)
     orders: list[Tensor] = []
     costs: list[Tensor] = []
-    blocks = -(-(max(sizes) - 1) // BLOCK)
+    blocks = -(-(max(sizes) - 1) // len(elimination.order))
     for _ in repeated(elimination.remove_block, blocks, elimination.gram.device):
         orders.append(elimination.order.clone())
         costs.append(elimination.costs.clone())
@@ -100,7 +101,7 @@ class Elimination:
     importance: Tensor  # (units, m)
     pruned: Tensor  # (units, m)
     diagonals: Tensor  # (2, units, m): of M and of H, as of now
-    order: Tensor  # (BLOCK, units): of this block
+    order: Tensor  # (removals, units): of this block
     costs: Tensor
     left: int  # removals of the largest unit
 
@@ -123,21 +124,22 @@ class Elimination:
             importance[at, :n] = torch.stack([importances[i].to(importance) for i in alike])
             pruned[at, :n] = False
         diagonals = torch.stack([m.diagonal(dim1=1, dim2=2) for m in (gram, inverse)])
-        order = torch.zeros(BLOCK, units, dtype=torch.long, device=like.device)
-        costs = gram.new_zeros(BLOCK, units)
+        block = RECORDED if like.is_cuda else BLOCK
+        order = torch.zeros(block, units, dtype=torch.long, device=like.device)
+        costs = gram.new_zeros(block, units)
         return cls(inverse, gram, importance, pruned, diagonals, order, costs, size - 1)
 
     def remove_block(self) -> None:
-        """Remove `BLOCK` channels of every unit, or those that are left."""
+        """Remove a block of channels of every unit, or those that are left."""
         inverse, gram, diagonals = self.inverse, self.gram, self.diagonals
         units, size = self.importance.shape
         # Of a recording all blocks are alike; the last of its removals may be of nothing.
-        steps = BLOCK if gram.is_cuda else min(BLOCK, self.left)
+        block = len(self.order)
+        steps = block if gram.is_cuda else min(block, self.left)
         self.left -= steps
         each = torch.arange(units, device=gram.device)
         u = gram.new_zeros(units, steps, size)
-        # s and b take turns, and in the other the other way round: one product has both terms.
-        sb, bs = (gram.new_zeros(units, steps, 2, size) for _ in range(2))
+        sb = gram.new_zeros(units, steps, 2, size)  # s and b take turns
         for k in range(steps):
             cost = diagonals[0] / diagonals[1].clamp(min=1e-300)
             # A cost that rounding made no number is dear: every channel is named once.
@@ -148,18 +150,18 @@ class Elimination:
             row, column = inverse[each, j], gram[each, j]
             if k:
                 row = row - (u[each, :k, j][:, None] @ u[:, :k])[:, 0]
-                waiting = sb[each, :k, :, j].flatten(1)[:, None] @ bs[:, :k].flatten(1, 2)
-                column = column - waiting[:, 0]
+                other = sb[each, :k, :, j].flip(2).flatten(1)  # s counts as much as b has at j
+                column = column - (other[:, None] @ sb[:, :k].flatten(1, 2))[:, 0]
             pivot = row.gather(1, at).clamp_(min=1e-300)
-            u[:, k] = row / pivot.sqrt()
-            s = row / pivot
-            b = column - s * (column.gather(1, at) / 2)
-            sb[:, k, 0], sb[:, k, 1], bs[:, k, 0], bs[:, k, 1] = s, b, b, s
-            diagonals[0] -= 2 * s * b
-            diagonals[1] -= u[:, k].square()
+            s, b = sb[:, k].unbind(1)
+            torch.div(row, pivot, out=s)
+            torch.addcmul(column, s, column.gather(1, at), value=-0.5, out=b)
+            torch.mul(s, pivot.sqrt_(), out=u[:, k])
+            diagonals[0].addcmul_(s, b, value=-2)
+            diagonals[1].addcmul_(u[:, k], u[:, k], value=-1)
             self.pruned.scatter_(1, at, True)
         inverse -= u.mT @ u
-        gram -= sb.flatten(1, 2).mT @ bs.flatten(1, 2)
+        gram -= sb.flatten(1, 2).mT @ sb.flip(2).flatten(1, 2)
 
 
 def _inverses(covariances: Tensor, ridge: float) -> Tensor:

@@ -48,7 +48,9 @@ class Divergence:
     by_batch: Sequence[bool] = (False, True)
     vocabulary: int | None = None
     _temperatures: dict[bool, float] = field(default_factory=dict, repr=False)
-    _splits: bool | None = None  # whether variants can run together, once that was seen
+    # How variants may run together: with rows from where they differ, or from the beginning.
+    _ways: tuple[bool, ...] = (False, True)
+    _way_seen: bool = False  # to give what each gives alone
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -92,26 +94,40 @@ class Divergence:
     def of_variants(self, variants: Sequence[Values]) -> list[float] | None:
         """The divergence of each variant of `model`, run together; None where they cannot be.
 
-        The first of all is run alone too: where that differs, rows of a batch are not what they
-        seem.
+        The network itself runs with them, and the first of all is run alone too: where one differs,
+        rows of a batch are not what they seem.
         """
-        if list(self.by_batch) != [False] or len(variants) < 3 or self._splits is False:
+        if list(self.by_batch) != [False] or len(variants) < 3:
             return None
+        for at_once in self._ways:
+            found = self._together(variants, at_once)
+            if found is not None:
+                self._ways = (at_once,)
+                return found
+        self._ways = ()
+        return None
+
+    def _together(self, variants: Sequence[Values], at_once: bool) -> list[float] | None:
         try:
-            made = self._side_by_side(variants)
+            made = self._side_by_side(variants, at_once)
         except Exception:  # whatever the network says to a larger batch
             return None
-        parts = [self._distance(self._outputs(False), one, False) for one in made]
-        found = [_or_infinite(value) for value in numbers(parts)]
-        if self._splits is None:
+        original = self._outputs(False)
+        parts = numbers([self._distance(original, one, False) for one in made])
+        itself, *found = map(_or_infinite, parts)
+        if not itself <= ALIKE * max(found) + FLOOR:
+            return None
+        if not self._way_seen:
             with self.scratch.holding(variants[0]) as first:
-                alone = self._between(self._outputs(False), self._of(first, False), False)
-            self._splits = abs(found[0] - alone) <= ALIKE * alone + FLOOR
-        return found if self._splits else None
+                alone = self._between(original, self._of(first, False), False)
+            if not abs(found[0] - alone) <= ALIKE * alone + FLOOR:
+                return None
+            self._way_seen = True
+        return found
 
-    def _side_by_side(self, variants: Sequence[Values]) -> list[list[list[Tensor]]]:
-        """Outputs of every variant, batch by batch."""
-        made: list[list[list[Tensor]]] = [[] for _ in variants]
+    def _side_by_side(self, variants: Sequence[Values], at_once: bool) -> list[list[list[Tensor]]]:
+        """Outputs of the network itself and of every variant, batch by batch."""
+        made: list[list[list[Tensor]]] = [[] for _ in range(1 + len(variants))]
         for batch in self.batches:
             rows = rows_of(batch)
             if rows is None:
@@ -121,9 +137,11 @@ class Divergence:
             together = max(1, min(TOGETHER, limit // max(1, first.numel())))
             for start in range(0, len(variants), together):
                 some = variants[start : start + together]
-                out = run_side_by_side(self.model, some, batch, rows)
-                parts = compared(out, len(some), self.vocabulary, len(self.batches))
-                for one, part in zip(made[start:], parts):
+                out = run_side_by_side(self.model, some, batch, rows, at_once)
+                own, *parts = compared(out, 1 + len(some), self.vocabulary, len(self.batches))
+                if not start:
+                    made[0].append(own)
+                for one, part in zip(made[1 + start :], parts):
                     one.append(part)
         return made
 

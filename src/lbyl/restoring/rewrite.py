@@ -197,9 +197,15 @@ def silencing(
     None where only a cut network can tell: kept channels become mixtures, a bias is added, or no
     layer reads them.
     """
+    asked = solve_ahead(graph, plans, solver)
+    return [None if requests is None else _silenced(requests, solver) for requests in asked]
+
+
+def solve_ahead(graph: Graph, plans: Sequence[Plan], solver: Solver) -> list[list[Request] | None]:
+    """Solve the consumers of several plans in one go; what was asked for each of them."""
     asked = [_silencing_requests(graph, plan, solver) for plan in plans]
     solver.solve([request for requests in asked for request in requests or ()])
-    return [None if requests is None else _silenced(requests, solver) for requests in asked]
+    return asked
 
 
 def _silenced(requests: Sequence[Request], solver: Solver) -> dict[str, Tensor] | None:
