@@ -144,6 +144,7 @@ class Chooser:
     progress: Progress | None = None
     _trials: dict[str, Trial] = field(default_factory=dict, repr=False)
     _scores: dict[str, float] = field(default_factory=dict, repr=False)
+    _seen: dict[str, Seen] = field(default_factory=dict, repr=False)  # of whole networks
     _chosen: dict[int, Chosen] = field(default_factory=dict, repr=False)
 
     def choose(self) -> Trial:
@@ -186,7 +187,9 @@ class Chooser:
             seen, recalibrated = None, 0
             if self._recalibrates(plan):
                 indices = kept_indices(self.graph, plan.kept)
-                seen, recalibrated = self._recalibrate(restored.model, indices)
+                known = self._seen.get(_key(plan))
+                known = None if known is None else known.cut(indices)
+                seen, recalibrated = self._recalibrate(restored.model, indices, known)
         return Trial(plan, restored, recalibrated, seen, allocation, tuple(notes))
 
     @cached_property
@@ -201,10 +204,12 @@ class Chooser:
             self.model, self.graph, plan, method, self.statistics, self.progress, self.solver
         )
 
-    def _recalibrate(self, slim: nn.Module, indices: Mapping[Axis, Tensor]) -> tuple[Seen, int]:
-        """What a second run of a network shows, and how many BatchNorms moved by it."""
+    def _recalibrate(
+        self, slim: nn.Module, indices: Mapping[Axis, Tensor], known: Seen | None = None
+    ) -> tuple[Seen, int]:
+        """What a second run of a network shows, or is known to, and how many BatchNorms moved."""
         second_pass = self.judges.second_pass
-        seen = second_pass.run(slim)
+        seen = second_pass.run(slim) if known is None else known
         before, after = second_pass.original.moments, seen.moments
         return seen, move_running_stats(self.model, slim, self.graph, indices, before, after)
 
@@ -277,6 +282,7 @@ class Chooser:
             seen = None
             if self._recalibrates(plan):
                 seen, _ = self._recalibrate(silenced, {})
+                self._seen[_key(plan)] = seen
             return self.judges.divergence(silenced, seen)
 
     def _trial_of(self, counts: Counts, criterion: Criterion | None) -> Trial:

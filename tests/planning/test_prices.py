@@ -20,6 +20,7 @@ from lbyl.planning.budget import (
     least_kept,
     made_uniform,
     prices,
+    savings,
     unit_influence,
     within_error,
 )
@@ -65,17 +66,17 @@ def size(counts: Mapping[str, int]) -> int:
 
 
 def test_prices_are_by_what_a_channel_saves() -> None:
-    found = prices(CURVES, FULL, size)
+    found = prices(CURVES, savings(FULL, size))
     assert torch.allclose(found["a"], CURVES["a"].price / 3)
     assert torch.allclose(found["b"], CURVES["b"].price)
-    free = prices(CURVES, FULL, lambda counts: 7)
+    free = prices(CURVES, savings(FULL, lambda counts: 7))
     assert torch.equal(free["a"], CURVES["a"].price)
 
 
 @pytest.mark.parametrize("budget", range(4, 22))
 def test_the_cheapest_removals_that_suffice_are_made(budget: int) -> None:
     """Removals in the order of their price; where the last oversteps, as few as fit."""
-    every = prices(CURVES, FULL, size)
+    every = prices(CURVES, savings(FULL, size))
     ordered = sorted((float(p), n, i) for n, some in every.items() for i, p in enumerate(some))
     expected = dict(FULL)
     while size(expected) > budget:
@@ -93,7 +94,7 @@ def test_removals_of_one_price_are_made_as_far_as_needed() -> None:
 
 
 def test_a_budget_below_all_removals_is_refused() -> None:
-    every = prices(CURVES, FULL, size)
+    every = prices(CURVES, savings(FULL, size))
     with pytest.raises(lbyl.LbylError, match="smallest network allowed is 4 against 3"):
         bisect_prices(CURVES, every, size, 3, None)
 

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from lbyl.statistics import solve
-from lbyl.statistics.solve import deliver_weight, gram, regress, ridge_inverse, solve_ridge
+from lbyl.statistics.solve import (
+    cholesky,
+    deliver_weight,
+    gram,
+    regress,
+    ridge_inverse,
+    solve_ridge,
+)
 from lbyl.torchkit.fallbacks import noting
 
 
@@ -140,3 +147,16 @@ def test_products_that_disagree_with_an_indefinite_covariance_are_left() -> None
 def test_products_of_columns_in_blocks(width: int) -> None:
     rows = torch.randn(3, width).double()
     close(gram(rows), rows.T @ rows)
+
+
+@pytest.mark.parametrize("size", [7, 8, 31, 64])
+def test_factors_by_quarters_are_factors(size: int) -> None:
+    rows = torch.randn(3, size, size + 5, dtype=torch.float64)
+    matrices = rows @ rows.mT
+    factor, failed = cholesky(matrices, split=8)
+    torch.testing.assert_close(factor, torch.linalg.cholesky(matrices))
+    assert failed.tolist() == [0, 0, 0]
+    for place in (0, size - 1):  # in the first quarter and in the last
+        broken = matrices.clone()
+        broken[1, place, place] = -1.0
+        assert [bool(flag) for flag in cholesky(broken, split=8)[1]] == [False, True, False]

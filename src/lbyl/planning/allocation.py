@@ -10,15 +10,24 @@ Nothing here cuts a network: what an allocation does is asked of a function that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from lbyl.errors import LbylError
 from lbyl.graph.patterns import names_attention
-from lbyl.planning.budget import Curve, bisect_prices, kinds, least_kept, made_uniform, prices
-from lbyl.planning.ratio import Steps, rounded_up, step_of
+from lbyl.planning.budget import (
+    Curve,
+    bisect_prices,
+    kinds,
+    least_kept,
+    made_uniform,
+    prices,
+    savings,
+)
+from lbyl.planning.ratio import Steps, step_of
 
 Counts = Mapping[str, int]
 """Unit → channels that stay."""
@@ -77,17 +86,16 @@ def fit(
 ) -> dict[str, int] | None:
     """The counts where a direction, gone far enough, first meets the budget; None: nowhere."""
     # Asked for hundreds of times: what does not depend on the scale is looked up once.
-    units = [
-        (name, size, direction.get(name, 0.0), least_kept(size), step_of(multiple_of, name))
+    rows = [
+        (size, direction.get(name, 0.0), least_kept(size), step_of(multiple_of, name) or 1)
         for name, size in channels.items()
     ]
+    sizes, fractions, smallest, steps = np.array(rows, dtype=np.float64).reshape(-1, 4).T
 
     def counts(scale: float) -> dict[str, int]:
-        made = {}
-        for name, size, fraction, least, step in units:
-            left = max(math.floor(size * (1 - scale * fraction) + 1e-9), least)
-            made[name] = min(size, rounded_up(left, step))
-        return made
+        left = np.maximum(np.floor(sizes * (1 - scale * fractions) + 1e-9), smallest)
+        rounded = np.minimum(sizes, np.ceil(left / steps) * steps).astype(np.int64)
+        return dict(zip(channels, rounded.tolist()))
 
     positive = [fraction for fraction in direction.values() if fraction > 0]
     if not positive:
@@ -244,8 +252,12 @@ class Allocator:
         return fit(direction, self.channels, self.cost, budget, self.multiple_of)
 
     def _priced(self, curves: Mapping[str, Curve], budget: float) -> dict[str, int]:
-        priced = prices(curves, self.channels, self.cost)
+        priced = prices(curves, self._savings)
         return bisect_prices(curves, priced, self.cost, budget, self.multiple_of)
+
+    @cached_property
+    def _savings(self) -> dict[str, int]:
+        return savings(self.channels, self.cost)
 
     def _tell(self, stage: str, step: int, steps: int) -> None:
         if self.progress:

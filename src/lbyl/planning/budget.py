@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
@@ -129,10 +132,9 @@ class Sizes:
         }
         most = max((len(axes) for axes in slots.values()), default=0)
         shape = (len(self.names), most, len(self.units))
-        self._channels = torch.tensor([u.channels for u in self.units], dtype=torch.float64)
-        self._pruned, self._heads = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
-        self._full = torch.ones(shape[:2], dtype=torch.float64)
-        self._fixed = torch.ones(len(self.names), dtype=torch.float64)
+        self._channels = np.array([u.channels for u in self.units], dtype=np.float64)
+        self._pruned, self._heads = (np.zeros(shape) for _ in range(2))
+        self._full, self._fixed = np.ones(shape[:2]), np.ones(len(self.names))
         for row, name in enumerate(self.names):
             sizes = graph.shapes[name]
             self._fixed[row] = math.prod(s for a, s in enumerate(sizes) if a not in slots[name])
@@ -144,19 +146,20 @@ class Sizes:
                         self._heads[row, slot, column[unit.name]] = mine / sizes[a]
                     else:
                         self._pruned[row, slot, column[unit.name]] = mine
+        self._flat_pruned = self._pruned.reshape(-1, len(self.units))
         self._has_heads = any(unit.kind == "heads" for unit in self.units)
         index = {name: i for i, name in enumerate(self.names)}
-        self._layers = torch.tensor([index[layer.weight] for layer in graph.layers]).long()
-        self._positions = torch.tensor([layer.positions for layer in graph.layers]).double()
+        self._layers = np.array([index[layer.weight] for layer in graph.layers], dtype=np.int64)
+        self._positions = np.array([layer.positions for layer in graph.layers], dtype=np.float64)
 
-    def all(self, counts: Mapping[str, int]) -> Tensor:
+    def all(self, counts: Mapping[str, int]) -> NDArray[np.float64]:
         """Elements of every parameter when `counts` channels of each unit are kept."""
-        left = torch.tensor([counts[unit.name] for unit in self.units], dtype=torch.float64)
+        left = np.array([counts[unit.name] for unit in self.units], dtype=np.float64)
         gone = self._channels - left
-        along = self._full - self._pruned @ gone
+        along = self._full - self._flat_pruned.dot(gone).reshape(self._full.shape)
         if self._has_heads:
             along = along * (1 - self._heads @ gone)
-        return (self._fixed * along.prod(1)).round()
+        return np.asarray((self._fixed * along.prod(1)).round())
 
     def macs(self, counts: Mapping[str, int]) -> int:
         layers = int((self._positions * self.all(counts)[self._layers]).sum())
@@ -221,24 +224,30 @@ def within_error(
     curves: Mapping[str, Curve], max_error: float, multiple_of: Steps
 ) -> dict[str, int]:
     """Unit → channels that stay when no unit's predicted error passes a limit."""
-    return {n: _kept(c, c.error[1:], max_error, step_of(multiple_of, n)) for n, c in curves.items()}
+    ordered = {n: _ordered(c.error[1:]) for n, c in curves.items()}
+    return {n: _kept(c, ordered[n], max_error, step_of(multiple_of, n)) for n, c in curves.items()}
 
 
-def prices(
-    curves: Mapping[str, Curve],
-    full: Mapping[str, int],
-    measure: Callable[[Mapping[str, int]], int],
-) -> dict[str, Tensor]:
-    """Error added per element of cost saved, for every removal of every unit."""
+def savings(full: Mapping[str, int], measure: Callable[[Mapping[str, int]], int]) -> dict[str, int]:
+    """Elements of cost that a channel of each unit saves."""
     whole = measure(full)
-    saved = {name: whole - measure({**full, name: full[name] - 1}) for name in curves}
+    return {name: whole - measure({**full, name: full[name] - 1}) for name in full}
+
+
+def prices(curves: Mapping[str, Curve], saved: Mapping[str, int]) -> dict[str, Tensor]:
+    """Error added per element of cost saved, for every removal of every unit."""
     return {name: curve.price / max(saved[name], 1) for name, curve in curves.items()}
 
 
-def _kept(curve: Curve, price: Tensor, limit: float, multiple_of: int | None) -> int:
+def _ordered(prices: Tensor) -> list[float]:
+    """Prices of which searches ask again and again how many are under a limit."""
+    return prices[~prices.isnan()].sort().values.tolist()
+
+
+def _kept(curve: Curve, prices: list[float], limit: float, multiple_of: int | None) -> int:
     """Channels kept when every removal priced under the limit is made."""
     channels = len(curve.error)
-    count = max(least_kept(channels), channels - int((price <= limit).sum()))
+    count = max(least_kept(channels), channels - bisect_right(prices, limit))
     return min(channels, rounded_up(count, multiple_of))
 
 
@@ -251,8 +260,10 @@ def bisect_prices(
 ) -> dict[str, int]:
     """The lowest price limit at which the network fits the budget."""
 
+    ordered = {n: _ordered(prices[n]) for n in curves}
+
     def counts(limit: float) -> dict[str, int]:
-        return {n: _kept(c, prices[n], limit, step_of(multiple_of, n)) for n, c in curves.items()}
+        return {n: _kept(c, ordered[n], limit, step_of(multiple_of, n)) for n, c in curves.items()}
 
     whole = {n: len(c.error) for n, c in curves.items()}
     if measure(whole) <= budget:

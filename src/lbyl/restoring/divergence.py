@@ -31,6 +31,8 @@ ALIKE = 0.02  # by which a divergence may differ with the size of the batch, rel
 TOGETHER = 96  # variants that run at once, of inputs no larger in all
 AT_ONCE = 3 << 19  # than so many numbers on a processor, and on a device than fit into its memory:
 BYTES = 512  # for a number of the inputs: layers make several of each, and others need room too
+HALVINGS = 40  # of a range of temperatures,
+STEPS = 16  # of which a device looks at so many parts in one go
 FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
 
 
@@ -276,9 +278,11 @@ def half_sure(scores: Tensor) -> float:
     aim = 0.5 * math.log(scores.shape[1])
     scale = (scores - scores.mean(1, keepdim=True)).std().clamp(min=1e-30)
     low, high = torch.full_like(scale, -20.0), torch.full_like(scale, 20.0)  # in logarithms
-    for _ in range(40):
-        centre = (low + high) / 2
-        p = F.log_softmax(scores / (scale * centre.exp()), 1)
-        colder = -(p.exp() * p).sum(1).mean() < aim
-        low, high = torch.where(colder, centre, low), torch.where(colder, high, centre)
+    steps = STEPS if scores.is_cuda else 2
+    each = torch.arange(steps + 1, dtype=scale.dtype, device=scale.device) / steps
+    for _ in range(HALVINGS // int(math.log2(steps))):
+        tried = low + each * (high - low)
+        p = F.log_softmax(scores / (scale * tried[1:-1].exp())[:, None, None], 2)
+        at = (-(p.exp() * p).sum(2).mean(1) < aim).sum()  # entropy grows with the temperature
+        low, high = tried[at], tried[at + 1]
     return float(scale * ((low + high) / 2).exp())

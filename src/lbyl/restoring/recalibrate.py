@@ -89,6 +89,16 @@ class Seen:
         assert self.scores is not None
         return half_sure(self.scores)
 
+    def cut(self, indices: Mapping[Axis, Tensor]) -> Seen:
+        """What is seen once only these channels are left, where nobody read the others."""
+
+        def kept(name: str, values: Tensor) -> Tensor:
+            at = indices.get((name, 0))
+            return values if at is None else values[onto(at, values.device)]
+
+        cut = {n: (kept(n, mean), kept(n, var)) for n, (mean, var) in self.moments.items()}
+        return Seen(cut, self.scores)
+
 
 @dataclass
 class SecondPass:

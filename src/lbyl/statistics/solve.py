@@ -85,7 +85,7 @@ def _from_products(
     diagonal.add_(by_row if filled is None else torch.where(filled, 1.0, by_row))
     by_row = by_row[..., None]
     right = torch.addcmul(mixed, own, by_row.expand_as(own))
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+    factor, failed = cholesky(matrix)
     solution = by_factor(factor, right.mT).mT
     # Seen at one mixture of the rows, which needs the matrix itself: its factor might be poor.
     some = torch.linspace(-1, 1, own.shape[-2], dtype=own.dtype, device=own.device).cos()
@@ -95,6 +95,33 @@ def _from_products(
     # Of inputs that never vary the difference is rounding, and nothing would be small beside it.
     varies = (total > 0)[..., None, None]
     return _Products(solution, (right - by_row * solution) * varies, failed == 0, checked)
+
+
+SPLIT = 2000  # rows from which a device factors a matrix by quarters; no result depends on it
+
+
+def cholesky(matrix: Tensor, split: int | None = None) -> tuple[Tensor, Tensor]:
+    """The lower factor of a matrix, or of several, and flags other than 0 where there is none.
+
+    From `split` rows on by quarters, as a device wants it: most of it are then products, which that
+    computes ten times as fast as factors.
+    """
+    size = matrix.shape[-1]
+    split = SPLIT if split is None and matrix.is_cuda else split
+    if split is None or size < split:
+        return torch.linalg.cholesky_ex(matrix)
+    half = size // 2
+    upper, lower = slice(0, half), slice(half, None)
+    first, failed = cholesky(matrix[..., upper, upper], split)
+    below = torch.linalg.solve_triangular(
+        first.mT, matrix[..., lower, upper], upper=True, left=False
+    )
+    rest = matrix[..., lower, lower] - below @ below.mT
+    last, failed_too = cholesky(rest, split)
+    factor = torch.zeros_like(matrix)
+    factor[..., upper, upper], factor[..., lower, upper] = first, below
+    factor[..., lower, lower] = last
+    return factor, failed | failed_too
 
 
 def by_factor(factor: Tensor, right: Tensor) -> Tensor:
@@ -187,7 +214,7 @@ def _epsilon(mean_diagonal: Tensor, ridge: float) -> Tensor:
 def _solved(right: Tensor, matrix: Tensor, epsilon: Tensor) -> Tensor | None:
     """right · (matrix + ε I)⁻¹ by a Cholesky factor, None where there is none; changes matrix."""
     matrix.diagonal().add_(epsilon)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+    factor, failed = cholesky(matrix)
     if not holds(failed == 0):
         return None
     solution = by_factor(factor, right.T).T
