@@ -2,6 +2,7 @@
 
     python -m benchmarks.growth [--device cuda] [--only channels size]
     python -m benchmarks.growth --only                  # draws what was measured before
+    python -m benchmarks.growth --parts                 # 384 channels with less and less memory
 
 Every axis is stored as it is done, so that several can be measured side by side. Each point is a
 chain of 3×3 convolutions with BatchNorm compressed in a process of its own, so that the peak of
@@ -25,6 +26,7 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_figure, save_results
 from benchmarks.common.tables import print_table
 from benchmarks.speed.clock import peak_bytes, spent
+from lbyl.statistics import collect
 from lbyl.torchkit.files import read_json
 
 BASE = {"channels": 64, "layers": 6, "images": 128, "size": 32}
@@ -44,9 +46,16 @@ def chain(channels: int, layers: int) -> nn.Module:
     return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
+SHARES = (1.0, 0.5, 0.25, 0.0)  # of all statistics that there is room for; none: one at a time
+
+
 def measure(point: dict[str, int], device: str) -> dict[str, float]:
     """Seconds and bytes of one compression, in this process."""
     import lbyl
+
+    if "room" in point:
+        half = 2 * point["room"]  # so much may be taken
+        collect.free_bytes = lambda device: half  # type: ignore[attr-defined]
 
     torch.manual_seed(0)
     model = chain(point["channels"], point["layers"]).eval().to(device)
@@ -85,14 +94,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How time and memory grow.")
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--only", nargs="*", default=list(POINTS))
+    parser.add_argument("--parts", action="store_true", help="statistics on the disk, in parts")
     parser.add_argument("--point", default=None, help="measure one, as JSON (internal)")
     options = parser.parse_args()
     if options.point:
         print(json.dumps(measure(json.loads(options.point), options.device)))
         return
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
+    if options.parts:
+        curve = in_parts(options.device)
+        print("stored in", save_results(f"growth-{kind}-parts", {"base": BASE, "curve": curve}))
+        columns = ["of the statistics in memory", "s", "MB above the start", "× model and largest"]
+        print_table("Statistics in parts", columns, [_beside_the_largest(p) for p in curve])
+        return
     for axis in options.only:
-        curve = [measured_apart(axis, value, options.device) for value in POINTS[axis]]
+        curve = [
+            {"value": float(value), **measured_apart({axis: value}, options.device)}
+            for value in POINTS[axis]
+        ]
         print("stored in", save_results(f"growth-{kind}-{axis}", {"base": BASE, "curve": curve}))
     stored = {axis: results_dir() / f"growth-{kind}-{axis}.json" for axis in POINTS}
     curves = {axis: read_json(path)["curve"] for axis, path in stored.items() if path.is_file()}
@@ -102,14 +121,31 @@ def main() -> None:
         save_figure(results_dir() / f"growth-{kind}.png", figure)
 
 
-def measured_apart(axis: str, value: int, device: str) -> dict[str, float]:
+def measured_apart(changed: dict[str, int], device: str) -> dict[str, float]:
     """One point, in a process of its own."""
-    point = json.dumps({**BASE, axis: value})
+    point = json.dumps({**BASE, **changed})
     command = [sys.executable, "-m", "benchmarks.growth", "--device", device, "--point", point]
     done = subprocess.run(command, capture_output=True, check=True)
-    found: dict[str, float] = {"value": float(value), **json.loads(done.stdout)}
-    print(axis, value, found, flush=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    print(changed, found, flush=True)
     return found
+
+
+def in_parts(device: str) -> list[dict[str, float]]:
+    """The largest chain of all with room for less and less of its statistics."""
+    channels = POINTS["channels"][-1]
+    rows = 9 * channels
+    every = BASE["layers"] * 8 * rows**2
+    points = []
+    for share in SHARES:
+        point = {"channels": channels, "room": int(share * every) + (share == 1.0)}
+        points.append({**measured_apart(point, device), "share": share})
+    return points
+
+
+def _beside_the_largest(point: dict[str, float]) -> list[Any]:
+    together = point["model"] + point["largest"]
+    return [point["share"], point["seconds"], point["bytes"] / 1e6, point["bytes"] / together]
 
 
 def _rows(curves: dict[str, list[dict[str, float]]]) -> list[list[Any]]:

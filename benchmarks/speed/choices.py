@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +38,25 @@ def choices(
     device = str(example.device)
     lbyl.compress(model, example, **CHOICES["l2"])  # warms up
     wait(device)
+    walls: dict[str, list[float]] = {name: [] for name in names}
+    stages: dict[str, str] = {}
+    # Round by round: hosts are slower at one time than at another, and all choices see both.
+    for _ in range(runs):
+        for name in names:
+            taken: dict[str, float] = {}
+            walls[name].append(spent(partial(_compress, model, example, name, taken), device).wall)
+            if walls[name][-1] == min(walls[name]):
+                stages[name] = ", ".join(f"{stage} {took:.2f}" for stage, took in taken.items())
     rows: list[list[Any]] = []
-    plain = 0.0
     for name in names:
-        taken: dict[str, float] = {}
-
-        def work(name: str = name, taken: dict[str, float] = taken) -> None:
-            taken |= lbyl.compress(model, example, **CHOICES[name]).seconds
-
-        best, walls = math.inf, []
-        for _ in range(runs):
-            walls.append(spent(work, device).wall)
-            if walls[-1] < best:
-                best = walls[-1]
-                parts = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in taken.items())
-        plain = plain or best
-        rows.append([name, best, best / plain, walls[0], parts])
+        best = min(walls[name])
+        rows.append([name, best, best / min(walls[names[0]]), walls[name][0], stages[name]])
         if profiles is not None:
             profiles.mkdir(parents=True, exist_ok=True)
+            work = partial(_compress, model, example, name, {})
             profiled(work, profiles / f"{name.replace(' ', '-')}.prof")
     return rows
+
+
+def _compress(model: nn.Module, example: Tensor, name: str, taken: dict[str, float]) -> None:
+    taken |= lbyl.compress(model, example, **CHOICES[name]).seconds

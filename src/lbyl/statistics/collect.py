@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ from lbyl.graph.unit import Consumer, Graph, Unit
 from lbyl.graph.watch import LayerCall, Watch
 from lbyl.inputs.batches import InputBatches
 from lbyl.statistics.moments import TAPS, Moments, Statistics
+from lbyl.statistics.parts import Stored, in_parts
 from lbyl.statistics.products import (
     FUNCTIONS,
     ProductSums,
@@ -38,7 +39,8 @@ from lbyl.statistics.windows import add_windows, are_cheaper
 from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting
 from lbyl.torchkit.intercept import Function
-from lbyl.torchkit.processes import gathered, largest, several, share, summed
+from lbyl.torchkit.memory import free_bytes
+from lbyl.torchkit.processes import agreed, gathered, largest, several, share, summed
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.torchkit.surroundings import threads_for
 from lbyl.torchkit.tensors import finite_each, numbers, tensors
@@ -68,6 +70,7 @@ class Accumulator:
     per_tap: bool
     columns: Tensor | None
     sample_limit: int
+    features: int = 0  # rows of its covariance, as far as known before
     count: int = 0
     total: Tensor | None = None
     products: Tensor | None = None
@@ -260,36 +263,67 @@ def collect(
     """Run `model` over the batches once: the moments at every consumer, good for every later use.
 
     Moments on data-free inputs are corrected by the running statistics of BatchNorm; a user's own
-    inputs speak for themselves.
+    inputs speak for themselves. Where they would take more than half of the memory that is free,
+    the model runs several times, each for as many consumers as fit, and they wait on the disk.
     """
     if taps not in TAPS:
         raise LbylError(f"taps is {taps!r}: it must be 'auto' or 'channels'")
     start = time.perf_counter()
+    device = device_of(model)
     own = inputs.source == "own"  # whoever loads those may want all threads
-    with noting() as notes, nullcontext() if own else threads_for(device_of(model)):
-        statistics = collect_moments(model, graph, inputs, taps=taps, seed=seed, progress=progress)
-        if not own:
-            statistics = match_running_stats(model, graph, statistics)
+    room = int(agreed(float(free_bytes(device) // 2)))
+    groups = in_parts(_sizes(model, graph, taps), room)
+    with noting() as notes, nullcontext() if own else threads_for(device):
+        parts = []
+        stored = Stored(device, room // 2) if len(groups) > 1 else None
+        for number, names in enumerate(groups or [[]]):
+            told = _as_part(progress, number, max(1, len(groups)))
+            part = collect_moments(model, graph, inputs, names, taps=taps, seed=seed, progress=told)
+            if not own:
+                part = match_running_stats(model, graph, part)
+            if stored is not None:
+                stored.add(part.moments)
+                part = replace(part, moments={})
+            parts.append(part)
+    products = {name: one for part in parts for name, one in part.products.items()}
+    statistics = replace(parts[0], products=products)
+    statistics = statistics if stored is None else replace(statistics, moments=stored)
     every = [line for lines in gathered(list(notes)) for line in lines]
     seconds = {**statistics.seconds, "collect": time.perf_counter() - start}
     return replace(statistics, fallbacks=tuple(dict.fromkeys(every)), seconds=seconds)
+
+
+def _sizes(model: nn.Module, graph: Graph, taps: str) -> dict[str, int]:
+    """Consumer → the bytes of its second moments."""
+    state = tensors(model)
+    made = [_accumulator(c, state[c.weight], taps, 1) for c in graph.consumers.values()]
+    return {a.consumer.name: 8 * a.features**2 for a in made}
+
+
+def _as_part(progress: Progress | None, number: int, parts: int) -> Progress | None:
+    """Reports of one part of a collection as reports of all of it."""
+    if progress is None:
+        return None
+    return lambda stage, step, steps: progress(stage, number * steps + step, parts * steps)
 
 
 def collect_moments(
     model: nn.Module,
     graph: Graph,
     inputs: InputBatches,
+    consumers: Iterable[str] | None = None,
     *,
     taps: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Run the network over the batches and return the moments at every consumer.
+    """Run the network over the batches and return the moments at every consumer, or at some.
 
     Consumers whose inputs are not finite have none.
     """
     start = time.perf_counter()
-    run = partial(_run_over, model, graph, inputs, taps, seed, progress)
+    chosen = list(graph.consumers if consumers is None else consumers)
+    run = partial(_run_over, model, graph, chosen, inputs, taps, seed, progress)
     collector = _looked_at_last(run) if device_of(model).type != "cpu" else run()
     accumulators, sums = collector.accumulators, collector.sums
     if several():
@@ -323,6 +357,7 @@ def _looked_at_last(run: Callable[[], Collector]) -> Collector:
 def _run_over(
     model: nn.Module,
     graph: Graph,
+    consumers: Sequence[str],
     inputs: InputBatches,
     taps: str,
     seed: int,
@@ -332,10 +367,11 @@ def _run_over(
     state = tensors(model)
     accumulators = {
         c.name: _accumulator(c, state[c.weight], taps, inputs.count)
-        for c in graph.consumers.values()
+        for c in map(graph.consumers.__getitem__, consumers)
     }
     collector = Collector(model, accumulators, inputs.batch_statistics, seed)
-    for unit in graph.units:
+    first = not consumers or consumers[0] == next(iter(graph.consumers))
+    for unit in graph.units if first else ():
         if unit.kind == "qk" and unit.attention is not None:
             collector.watch_products(unit, ProductSums(pairs_of(graph, unit), unit.attention.plain))
     with evaluation_mode(model), torch.no_grad():
@@ -375,7 +411,7 @@ def _accumulator(consumer: Consumer, weight: Tensor, taps: str, batches: int) ->
     features = features if columns is None else columns.shape[0]
     # Each batch takes its fraction, so that the total does not depend on the batch size.
     limit = sample_limit(features) // max(1, batches)
-    return Accumulator(consumer, kernel, per_tap and columns is None, columns, limit)
+    return Accumulator(consumer, kernel, per_tap and columns is None, columns, limit, features)
 
 
 def sample_limit(features: int) -> int:
@@ -386,13 +422,12 @@ def sample_limit(features: int) -> int:
 
 def check_statistics(graph: Graph, statistics: Statistics) -> None:
     """One clear error for statistics that were collected on another network."""
-    measured = {c.name: statistics.get(c.name) for c in graph.consumers.values()}
-    if statistics.moments and not any(measured.values()):
+    if statistics.moments and not any(name in statistics.moments for name in graph.consumers):
         raise LbylError("the statistics belong to another model: they know none of its layers")
-    for name, moments in measured.items():
+    for name, consumer in graph.consumers.items():
+        moments = statistics.get(name)
         if moments is None:
             continue
-        consumer = graph.consumers[name]
         shape = graph.shapes[consumer.weight]
         inputs = shape[consumer.axis]
         taps = consumer.taps(shape)

@@ -1,8 +1,9 @@
-"""How much memory of a device is free, and what fits into it at once."""
+"""How much memory is free, of a device or of the machine, and what fits into it at once."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -11,10 +12,35 @@ BYTES = 64  # of which each may take so many of what is free: there are several,
 FILLED = 0.7  # of the largest that smaller ones are filled up to
 
 
+UNKNOWN = 1 << 60  # bytes that a machine counts as having that does not tell
+
+
 def free_bytes(device: torch.device) -> int:
-    """Of a CUDA device, with what torch holds of it and does not use."""
+    """Of a CUDA device, with what torch holds of it and does not use, or of the machine."""
+    if device.type != "cuda":
+        return min(_of_machine(Path("/proc/meminfo")), _of_container(Path("/sys/fs/cgroup")))
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + held
+
+
+def _of_machine(told: Path) -> int:
+    """What Linux says can be had without swapping."""
+    try:
+        line = next(x for x in told.read_text().splitlines() if x.startswith("MemAvailable:"))
+        return int(line.split()[1]) << 10
+    except (OSError, StopIteration, ValueError, IndexError):
+        return UNKNOWN
+
+
+def _of_container(told: Path) -> int:
+    """What a control group may still take; files that it has read give way."""
+    try:
+        most, now = ((told / f"memory.{word}").read_text().strip() for word in ("max", "current"))
+        rows = (line.split() for line in (told / "memory.stat").read_text().splitlines())
+        files = sum(int(number) for name, number in rows if name == "inactive_file")
+        return max(0, int(most) - int(now) + files)
+    except (OSError, ValueError):  # there is none, or it has no limit
+        return UNKNOWN
 
 
 def in_chunks(sizes: Mapping[int, int], device: torch.device) -> Iterator[list[int]]:
