@@ -11,6 +11,7 @@ from lbyl.restoring.scratch import Scratch
 from lbyl.restoring.side_by_side import run_side_by_side
 from lbyl.torchkit.run import call_model
 from lbyl.torchkit.tensors import tensors
+from support.fuzz.architectures import draw
 from support.networks import build, example
 
 
@@ -135,3 +136,23 @@ def test_networks_whose_rows_are_no_examples_are_not_run_together(kind: type[nn.
     for positions in (5, 32):  # as many as examples of all variants together
         judge = Divergence(model, [torch.randn(8, positions, 4)], (False,))
         assert judge.of_variants([*changed(model, 1), {}, {}, {}]) is None
+
+
+def test_random_networks_run_together_or_not_at_all() -> None:
+    """Whatever a network does with its rows: what is told is what each variant gives alone."""
+    told_of = 0
+    for seed in range(30):
+        drawn = draw(seed)
+        model = drawn.model.eval()
+        names = [n for n, t in tensors(model).items() if t.is_floating_point() and t.dim() > 1]
+        variants = [
+            {n: 1.3 * tensors(model)[n].detach()} for n in names[:: max(1, len(names) // 4)]
+        ]
+        variants += [{**variants[0], **variants[-1]}, {}]
+        judge = Divergence(model, [drawn.inputs], (False,))
+        told = judge.of_variants(variants)
+        told_of += told is not None
+        for values, one in zip(variants, told or ()):
+            with judge.scratch.holding(values) as alone:
+                assert one == pytest.approx(judge(alone), rel=0.02, abs=1e-7), seed
+    assert told_of > 15
