@@ -138,6 +138,26 @@ def test_networks_whose_rows_are_no_examples_are_not_run_together(kind: type[nn.
         assert judge.of_variants([*changed(model, 1), {}, {}, {}]) is None
 
 
+class Keeping(nn.Module):
+    """Writes what it is given into a buffer, and goes on with that."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(rows, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.seen.copy_(x) + self.first(x))  # type: ignore[no-any-return]
+
+
+def test_nothing_is_left_on_what_the_model_holds() -> None:
+    torch.manual_seed(0)
+    model = Keeping(5).eval()
+    variants = [{"last.weight": torch.randn(3, 4)}]
+    run_side_by_side(model, variants, torch.randn(5, 4), 5)
+    assert not any(vars(t) for t in tensors(model).values())
+
+
 def test_random_networks_run_together_or_not_at_all() -> None:
     """Whatever a network does with its rows: what is told is what each variant gives alone."""
     told_of = 0

@@ -48,6 +48,7 @@ class SideBySide(Interceptor):
         # Variant → its part; 0 is the network's own.
         self.place = {i: 1 + i for i in range(self.count)} if at_once else {}
         state = tensors(model)
+        self.owned = set(map(id, state.values()))
         self.changed: dict[int, dict[int, Tensor]] = {}  # id of a parameter → variant → its value
         for i, values in enumerate(variants):
             for name, value in values.items():
@@ -56,7 +57,7 @@ class SideBySide(Interceptor):
     def begin(self, inputs: Inputs) -> Inputs:
         """The inputs, once for each part."""
         parts = 1 + len(self.place)
-        return tree_map_only(Tensor, lambda x: _marked(torch.cat([x] * parts), parts), inputs)
+        return tree_map_only(Tensor, lambda x: self._marked(torch.cat([x] * parts), parts), inputs)
 
     def end(self, out: Any) -> Any:
         """An output with the network's own rows and those of each variant, in their order."""
@@ -86,7 +87,7 @@ class SideBySide(Interceptor):
             return func(*args, **kwargs)
         if len(sizes) > 1:
             args, kwargs = self._grown(max(sizes), func, args, kwargs)
-        return _marked(func(*args, **kwargs), max(sizes))
+        return self._marked(func(*args, **kwargs), max(sizes))
 
     def _of_touched(
         self,
@@ -108,7 +109,7 @@ class SideBySide(Interceptor):
         if len(known) == parts - 1:  # nobody but the network itself reads what it has
             made = [of(None, 0), *(of(i, place) for i, place in known.items())]
         else:
-            whole = _marked(func(*args, **kwargs), parts)
+            whole = self._marked(func(*args, **kwargs), parts)
             for i, place in known.items():
                 self._part(whole, place).copy_(of(i, place))
             made = [whole]
@@ -117,7 +118,7 @@ class SideBySide(Interceptor):
             self.place[i] = 1 + len(self.place)
         if not all(isinstance(one, Tensor) and one.dim() for one in made):
             raise CannotBeSplit(name)
-        return _marked(torch.cat(made) if len(made) > 1 else made[0], parts + len(new))
+        return self._marked(torch.cat(made) if len(made) > 1 else made[0], parts + len(new))
 
     def _of_variant(
         self,
@@ -150,17 +151,24 @@ class SideBySide(Interceptor):
             own = self._parts(x)
             if own in (0, parts):
                 return x
-            return _marked(torch.cat([x, *[self._part(x, 0)] * (parts - own)]), parts)
+            return self._marked(torch.cat([x, *[self._part(x, 0)] * (parts - own)]), parts)
 
         return _mapped(grown, args), _mapped(grown, kwargs)
+
+    def _marked(self, result: Any, parts: int) -> Any:
+        """A result that comes from inputs of so many parts; what the model holds stays as it is."""
+        leaves = [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
+        for x in leaves:
+            if isinstance(x, Tensor) and id(x) not in self.owned:
+                setattr(x, PARTS, parts)
+        return result
 
     def _parts(self, x: Tensor) -> int:
         """How many parts the inputs had when this was made of them; 0 for all other tensors."""
         known = getattr(x, PARTS, None)
         if known is not None:
             return int(known)
-        named = isinstance(x, nn.Parameter) or id(x) in self.changed
-        if not self.at_once or named or not x.dim() or not len(x):
+        if not self.at_once or id(x) in self.owned or not x.dim() or not len(x):
             return 0
         return 0 if len(x) % (self.rows * (1 + self.count)) else 1 + self.count
 
@@ -170,15 +178,6 @@ class SideBySide(Interceptor):
             raise CannotBeSplit("rows that are no examples")
         each = len(x) // parts
         return x[place * each : (place + 1) * each]
-
-
-def _marked(result: Any, parts: int) -> Any:
-    """A result that comes from inputs of so many parts."""
-    leaves = [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
-    for x in leaves:
-        if isinstance(x, Tensor) and not isinstance(x, nn.Parameter):
-            setattr(x, PARTS, parts)
-    return result
 
 
 def _is_flat(args: Any) -> bool:
