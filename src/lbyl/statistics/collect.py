@@ -272,25 +272,29 @@ def collect(
     device = device_of(model)
     own = inputs.source == "own"  # whoever loads those may want all threads
     room = int(agreed(float(free_bytes(device) // 2)))
-    groups = in_parts(_sizes(model, graph, taps), room)
+    groups = in_parts(_sizes(model, graph, taps), room) or [[]]
+    stored = Stored(device, room // 2) if len(groups) > 1 else None
+    parts = []
     with noting() as notes, nullcontext() if own else threads_for(device):
-        parts = []
-        stored = Stored(device, room // 2) if len(groups) > 1 else None
-        for number, names in enumerate(groups or [[]]):
-            told = _as_part(progress, number, max(1, len(groups)))
+        for number, names in enumerate(groups):
+            told = _as_part(progress, number, len(groups))
             part = collect_moments(model, graph, inputs, names, taps=taps, seed=seed, progress=told)
-            if not own:
-                part = match_running_stats(model, graph, part)
-            if stored is not None:
-                stored.add(part.moments)
-                part = replace(part, moments={})
-            parts.append(part)
-    products = {name: one for part in parts for name, one in part.products.items()}
-    statistics = replace(parts[0], products=products)
-    statistics = statistics if stored is None else replace(statistics, moments=stored)
+            part = part if own else match_running_stats(model, graph, part)
+            parts.append(part if stored is None else _put_away(part, stored))
     every = [line for lines in gathered(list(notes)) for line in lines]
-    seconds = {**statistics.seconds, "collect": time.perf_counter() - start}
-    return replace(statistics, fallbacks=tuple(dict.fromkeys(every)), seconds=seconds)
+    return replace(
+        parts[0],
+        moments=parts[0].moments if stored is None else stored,
+        products={name: one for part in parts for name, one in part.products.items()},
+        fallbacks=tuple(dict.fromkeys(every)),
+        seconds={**parts[0].seconds, "collect": time.perf_counter() - start},
+    )
+
+
+def _put_away(part: Statistics, stored: Stored) -> Statistics:
+    """Statistics without their moments, which go to the disk."""
+    stored.add(part.moments)
+    return replace(part, moments={})
 
 
 def _sizes(model: nn.Module, graph: Graph, taps: str) -> dict[str, int]:
