@@ -10,15 +10,13 @@ out in turn: the set that loses least on the others is measured on it.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 import lbyl
-from benchmarks.choosing import NETWORKS
-from benchmarks.common.environment import default_device
+from benchmarks.choosing import rows_parser
 from benchmarks.common.networks import load_network
 from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
@@ -86,11 +84,7 @@ def measure(name: str, seed: int, device: str) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--device", default=default_device())
-    options = parser.parse_args()
+    options = rows_parser(__doc__, limit=None).parse_args()
     allocation.BLENDS = BLENDS
     rows = stored_rows("candidates")
     known = {(row["net"], row["seed"]) for row in rows}

@@ -97,13 +97,17 @@ def worst(rows: list[Row]) -> list[list[Any]]:
     return table
 
 
-def rows_parser(text: str) -> argparse.ArgumentParser:
-    """The options of a benchmark whose rows are of networks and seeds; `text` is its docstring."""
+def rows_parser(text: str, limit: int | None = 4000) -> argparse.ArgumentParser:
+    """The options of a benchmark whose rows are of networks and seeds; `text` is its docstring.
+
+    `limit` is how many images they are measured on; None: they need none.
+    """
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--device", default=default_device())
-    parser.add_argument("--limit", type=int, default=4000)
+    if limit is not None:
+        parser.add_argument("--limit", type=int, default=limit)
     return parser
 
 

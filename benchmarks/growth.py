@@ -36,6 +36,7 @@ POINTS = {
     "images": (128, 256, 512, 1024),
     "size": (32, 64, 128, 192),
 }
+SHARES = (1.0, 0.5, 0.25, 0.0)  # of all statistics that there is room for; none: one at a time
 
 
 def chain(channels: int, layers: int) -> nn.Module:
@@ -46,17 +47,13 @@ def chain(channels: int, layers: int) -> nn.Module:
     return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
-SHARES = (1.0, 0.5, 0.25, 0.0)  # of all statistics that there is room for; none: one at a time
-
-
 def measure(point: dict[str, int], device: str) -> dict[str, float]:
     """Seconds and bytes of one compression, in this process."""
     import lbyl
 
     if "room" in point:
-        half = 2 * point["room"]  # so much may be taken
-        collect.free_bytes = lambda device: half  # type: ignore[attr-defined]
-
+        free = 2 * point["room"]  # half of what is free may be taken
+        collect.free_bytes = lambda device: free  # type: ignore[attr-defined]
     torch.manual_seed(0)
     model = chain(point["channels"], point["layers"]).eval().to(device)
     example = torch.zeros(1, 3, point["size"], point["size"], device=device)
@@ -102,7 +99,7 @@ def main() -> None:
         return
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
     if options.parts:
-        curve = in_parts(options.device)
+        curve = with_less_memory(options.device)
         print("stored in", save_results(f"growth-{kind}-parts", {"base": BASE, "curve": curve}))
         columns = ["of the statistics in memory", "s", "MB above the start", "× model and largest"]
         print_table("Statistics in parts", columns, [_beside_the_largest(p) for p in curve])
@@ -131,15 +128,13 @@ def measured_apart(changed: dict[str, int], device: str) -> dict[str, float]:
     return found
 
 
-def in_parts(device: str) -> list[dict[str, float]]:
-    """The largest chain of all with room for less and less of its statistics."""
-    channels = POINTS["channels"][-1]
-    rows = 9 * channels
-    every = BASE["layers"] * 8 * rows**2
-    points = []
-    for share in SHARES:
-        point = {"channels": channels, "room": int(share * every) + (share == 1.0)}
-        points.append({**measured_apart(point, device), "share": share})
+def with_less_memory(device: str) -> list[dict[str, float]]:
+    """The widest chain with room for less and less of its statistics, first for all of them."""
+    changed = {"channels": POINTS["channels"][-1]}
+    points = [{"share": SHARES[0], **measured_apart(changed, device)}]
+    for share in SHARES[1:]:
+        room = int(share * points[0]["statistics"])
+        points.append({"share": share, **measured_apart({**changed, "room": room}, device)})
     return points
 
 

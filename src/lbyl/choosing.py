@@ -188,7 +188,6 @@ class Chooser:
             if self._recalibrates(plan):
                 indices = kept_indices(self.graph, plan.kept)
                 known = self._seen.get(_key(plan))
-                known = None if known is None else known.cut(indices)
                 seen, recalibrated = self._recalibrate(restored.model, indices, known)
         return Trial(plan, restored, recalibrated, seen, allocation, tuple(notes))
 

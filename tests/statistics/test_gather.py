@@ -39,7 +39,7 @@ def consumer(kind: str, channels: int, axis: int = 1) -> Consumer:
 def made(kind: str, shape: tuple[int, ...], taps: str = "auto", batches: int = 4) -> Accumulator:
     axis = 0 if kind == "transposed" else 1
     reader = consumer(kind, shape[axis], axis)
-    return collect._accumulator(reader, torch.zeros(shape), taps, batches)
+    return collect._accumulator(reader, shape, taps, batches)
 
 
 def moments_of(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def test_transposed_layers_read_channels(kernel: int) -> None:
 def test_flattened_inputs_are_grouped_only_beyond_the_limit(more: int) -> None:
     inputs = FEATURE_LIMIT + more
     reader = replace(consumer("linear", inputs), channel=torch.arange(inputs) // 4)
-    sums = collect._accumulator(reader, torch.zeros(1, inputs), "auto", 1)
+    sums = collect._accumulator(reader, (1, inputs), "auto", 1)
     if more:
         assert sums.columns is not None and sums.columns.shape == (inputs // 4, 4)
         assert not sums.per_tap and sums.sample_limit == sample_limit(inputs // 4)

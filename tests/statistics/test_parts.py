@@ -96,11 +96,11 @@ def test_only_the_last_that_were_asked_for_stay(folder: Path) -> None:
     assert alone["2"] is not None and list(alone._recent) == ["2"]
 
 
-def test_a_full_disk_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = Stored(torch.device("cpu"), 0)
-    monkeypatch.setattr(stored, "_file", lambda number: Path("/dev/full"))
+def test_a_full_disk_says_what_to_do(folder: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no device that is always full")
+    stored = Stored(torch.device("cpu"), 0)
+    (Path(stored._folder.name) / "0").symlink_to("/dev/full")
     with pytest.raises(LbylError, match="let TMPDIR name a directory with more room"):
         stored.add({"a": Moments(torch.zeros(400, 1), torch.zeros(400, 400))})
 

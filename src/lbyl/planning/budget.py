@@ -133,7 +133,7 @@ class Sizes:
         most = max((len(axes) for axes in slots.values()), default=0)
         shape = (len(self.names), most, len(self.units))
         self._channels = np.array([u.channels for u in self.units], dtype=np.float64)
-        self._pruned, self._heads = (np.zeros(shape) for _ in range(2))
+        pruned, self._heads = np.zeros(shape), np.zeros(shape)
         self._full, self._fixed = np.ones(shape[:2]), np.ones(len(self.names))
         for row, name in enumerate(self.names):
             sizes = graph.shapes[name]
@@ -145,8 +145,8 @@ class Sizes:
                     if unit.kind == "heads":  # takes its part of what else is left on the axis
                         self._heads[row, slot, column[unit.name]] = mine / sizes[a]
                     else:
-                        self._pruned[row, slot, column[unit.name]] = mine
-        self._flat_pruned = self._pruned.reshape(-1, len(self.units))
+                        pruned[row, slot, column[unit.name]] = mine
+        self._pruned = pruned.reshape(-1, len(self.units))  # slots of all one below the other
         self._has_heads = any(unit.kind == "heads" for unit in self.units)
         index = {name: i for i, name in enumerate(self.names)}
         self._layers = np.array([index[layer.weight] for layer in graph.layers], dtype=np.int64)
@@ -156,7 +156,7 @@ class Sizes:
         """Elements of every parameter when `counts` channels of each unit are kept."""
         left = np.array([counts[unit.name] for unit in self.units], dtype=np.float64)
         gone = self._channels - left
-        along = self._full - self._flat_pruned.dot(gone).reshape(self._full.shape)
+        along = self._full - self._pruned.dot(gone).reshape(self._full.shape)
         if self._has_heads:
             along = along * (1 - self._heads @ gone)
         return np.asarray((self._fixed * along.prod(1)).round())
@@ -259,7 +259,6 @@ def bisect_prices(
     multiple_of: Steps,
 ) -> dict[str, int]:
     """The lowest price limit at which the network fits the budget."""
-
     ordered = {n: _ordered(prices[n]) for n in curves}
 
     def counts(limit: float) -> dict[str, int]:

@@ -51,8 +51,8 @@ class Divergence:
     vocabulary: int | None = None
     _temperatures: dict[bool, float] = field(default_factory=dict, repr=False)
     # How variants may run together: with rows from where they differ, or from the beginning.
+    # One is left once it was seen to give what each gives alone.
     _ways: tuple[bool, ...] = (False, True)
-    _way_seen: bool = False  # to give what each gives alone
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -119,12 +119,11 @@ class Divergence:
         itself, *found = map(_or_infinite, parts)
         if not itself <= ALIKE * max(found) + FLOOR:
             return None
-        if not self._way_seen:
+        if len(self._ways) > 1:
             with self.scratch.holding(variants[0]) as first:
                 alone = self._between(original, self._of(first, False), False)
             if not abs(found[0] - alone) <= ALIKE * alone + FLOOR:
                 return None
-            self._way_seen = True
         return found
 
     def _side_by_side(self, variants: Sequence[Values], at_once: bool) -> list[list[list[Tensor]]]:

@@ -89,16 +89,6 @@ class Seen:
         assert self.scores is not None
         return half_sure(self.scores)
 
-    def cut(self, indices: Mapping[Axis, Tensor]) -> Seen:
-        """What is seen once only these channels are left, where nobody read the others."""
-
-        def kept(name: str, values: Tensor) -> Tensor:
-            at = indices.get((name, 0))
-            return values if at is None else values[onto(at, values.device)]
-
-        cut = {n: (kept(n, mean), kept(n, var)) for n, (mean, var) in self.moments.items()}
-        return Seen(cut, self.scores)
-
 
 @dataclass
 class SecondPass:
@@ -187,7 +177,8 @@ def move_running_stats(
     With batch means m, m' and variances v, v' of the original and of `slim`, the target of the mean
     is μ + m' − m and that of the variance (σ² + ε) v'/v − ε, v'/v within `limits`.
     `step` is the fraction of the way there: linear for the mean, geometric for the variance.
-    Returns how many BatchNorms were moved.
+    `after` may be of the whole network, where nobody reads what `slim` lacks. Returns how many
+    BatchNorms were moved.
     """
     state, now = tensors(original), tensors(slim)
     norms = [norm for norm in graph.norms if norm.mean in before and norm.mean in after]
@@ -202,13 +193,14 @@ def move_running_stats(
     keep = onto(keep, device)
 
     def joined(values: Iterable[Tensor]) -> Tensor:
-        return torch.cat([value.to(device) for value in values]).double()
+        every = torch.cat([value.to(device) for value in values]).double()
+        return every if len(every) == len(keep) else every[keep]
 
     eps = torch.tensor([norm.eps for norm in norms], dtype=torch.float64)
     eps = onto(eps.repeat_interleave(torch.tensor(lengths)), device)
-    mean = joined(state[n.mean] for n in norms)[keep]
-    var = joined(state[n.var] for n in norms)[keep] + eps
-    old_mean, old_var = (joined(before[n.mean][i] for n in norms)[keep] for i in (0, 1))
+    mean = joined(state[n.mean] for n in norms)
+    var = joined(state[n.var] for n in norms) + eps
+    old_mean, old_var = (joined(before[n.mean][i] for n in norms) for i in (0, 1))
     new_mean, new_var = (joined(after[n.mean][i] for n in norms) for i in (0, 1))
     ratio = ((new_var + 1e-12) / (old_var + 1e-12)).clamp(*limits)
     mean, var = mean + new_mean - old_mean, var * ratio

@@ -8,7 +8,7 @@ has rows of its own. So many variants cost one run, and each only the layers beh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -187,14 +187,11 @@ def _is_flat(args: Any) -> bool:
 
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-    if not kwargs and _is_flat(
-        args
-    ):  # torch's own way through arguments takes several times as long
-        return args
-    return tree_flatten((args, kwargs))[0]
+    # Torch's own way through arguments takes several times as long.
+    return args if not kwargs and _is_flat(args) else tree_flatten((args, kwargs))[0]
 
 
-def _mapped(change: Any, args: Any) -> Any:
+def _mapped(change: Callable[[Tensor], Tensor], args: Any) -> Any:
     """Arguments with every tensor in them changed."""
     if not isinstance(args, dict) and _is_flat(args):
         return tuple(change(x) if isinstance(x, Tensor) else x for x in args)

@@ -43,7 +43,7 @@ from lbyl.torchkit.memory import free_bytes
 from lbyl.torchkit.processes import agreed, gathered, largest, several, share, summed
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.torchkit.surroundings import threads_for
-from lbyl.torchkit.tensors import finite_each, numbers, tensors
+from lbyl.torchkit.tensors import finite_each, numbers
 
 FEATURE_LIMIT = 4608
 """Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""
@@ -272,7 +272,7 @@ def collect(
     device = device_of(model)
     own = inputs.source == "own"  # whoever loads those may want all threads
     room = int(agreed(float(free_bytes(device) // 2)))
-    groups = in_parts(_sizes(model, graph, taps), room) or [[]]
+    groups = in_parts(_sizes(graph, taps), room) or [[]]
     stored = Stored(device, room // 2) if len(groups) > 1 else None
     parts = []
     with noting() as notes, nullcontext() if own else threads_for(device):
@@ -297,10 +297,9 @@ def _put_away(part: Statistics, stored: Stored) -> Statistics:
     return replace(part, moments={})
 
 
-def _sizes(model: nn.Module, graph: Graph, taps: str) -> dict[str, int]:
+def _sizes(graph: Graph, taps: str) -> dict[str, int]:
     """Consumer → the bytes of its second moments."""
-    state = tensors(model)
-    made = [_accumulator(c, state[c.weight], taps, 1) for c in graph.consumers.values()]
+    made = [_accumulator(c, graph.shapes[c.weight], taps, 1) for c in graph.consumers.values()]
     return {a.consumer.name: 8 * a.features**2 for a in made}
 
 
@@ -368,9 +367,8 @@ def _run_over(
     progress: Progress | None,
 ) -> Collector:
     """What the network shows on the batches, added up."""
-    state = tensors(model)
     accumulators = {
-        c.name: _accumulator(c, state[c.weight], taps, inputs.count)
+        c.name: _accumulator(c, graph.shapes[c.weight], taps, inputs.count)
         for c in map(graph.consumers.__getitem__, consumers)
     }
     collector = Collector(model, accumulators, inputs.batch_statistics, seed)
@@ -400,10 +398,13 @@ def padding_masks(batch: Inputs) -> list[Tensor]:
     return [m for m in masks if bool(m.any()) and not bool(m.all())]
 
 
-def _accumulator(consumer: Consumer, weight: Tensor, taps: str, batches: int) -> Accumulator:
-    """Decide what is a feature: every tap, every input, or the channels of a flattened input."""
-    inputs = weight.shape[consumer.axis]
-    kernel = consumer.taps(weight.shape)
+def _accumulator(consumer: Consumer, shape: Sequence[int], taps: str, batches: int) -> Accumulator:
+    """Decide what is a feature: every tap, every input, or the channels of a flattened input.
+
+    `shape` is that of the consumer's weight.
+    """
+    inputs = shape[consumer.axis]
+    kernel = consumer.taps(shape)
     fits = inputs * kernel <= FEATURE_LIMIT
     per_tap = kernel == 1 or (consumer.kind == "conv" and fits and taps != "channels")
     columns = None

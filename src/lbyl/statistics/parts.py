@@ -39,32 +39,31 @@ class Stored(Mapping[str, Moments]):
     def __init__(self, device: torch.device, room: int) -> None:
         self.device, self.room = device, room
         self._folder = tempfile.TemporaryDirectory(prefix="lbyl-", dir=_folder())
-        self._rest: dict[str, Moments] = {}  # without covariances
-        self._shapes: dict[str, torch.Size] = {}
+        self._rest: dict[str, Moments] = {}  # without covariances,
+        self._shapes: dict[str, torch.Size] = {}  # their shapes,
+        self._files: dict[str, Path] = {}  # and where they lie
         self._recent: dict[str, Moments] = {}  # the last asked for comes last
 
     def add(self, moments: Mapping[str, Moments]) -> None:
         for name, one in moments.items():
             matrix = one.covariance.double().cpu().contiguous()
+            file = Path(self._folder.name) / str(len(self._files))
             try:
-                matrix.numpy().tofile(self._file(len(self._rest)))
+                matrix.numpy().tofile(file)
             except OSError as error:
                 raise LbylError(
                     f"statistics do not fit into memory, nor into {self._folder.name} ({error}): "
                     "let TMPDIR name a directory with more room"
                 ) from error
             self._rest[name] = replace(one, covariance=matrix.new_empty(0))
-            self._shapes[name] = matrix.shape
-
-    def _file(self, number: int) -> Path:
-        return Path(self._folder.name) / str(number)
+            self._shapes[name], self._files[name] = matrix.shape, file
 
     def __getitem__(self, name: str) -> Moments:
         found = self._recent.pop(name, None)
         if found is None:
             rest, shape = self._rest[name], self._shapes[name]
             self._make_room(8 * shape.numel())
-            values = np.fromfile(self._file(list(self._rest).index(name)))
+            values = np.fromfile(self._files[name])
             matrix = torch.from_numpy(values).reshape(shape).to(self.device)
             found = replace(rest, covariance=matrix)
         self._recent[name] = found

@@ -169,8 +169,8 @@ def _by_outputs(
     root, failed = torch.linalg.cholesky_ex(output_covariance)
     regression = by_factor(root, across.mT).mT
     change = with_diagonal(root, root, target + noise[..., None]) - output_covariance
-    shift, left = (regression @ gap[..., None])[..., 0], regression @ change
-    return mirror(add_symmetric(old.clone(), left, regression.mT)), shift, failed == 0
+    moved = mirror(add_symmetric(old.clone(), regression @ change, regression.mT))
+    return moved, (regression @ gap[..., None])[..., 0], failed == 0
 
 
 def _by_inputs(
