@@ -280,7 +280,9 @@ def collect(
             told = _as_part(progress, number, len(groups))
             part = collect_moments(model, graph, inputs, names, taps=taps, seed=seed, progress=told)
             part = part if own else match_running_stats(model, graph, part)
-            parts.append(part if stored is None else _put_away(part, stored))
+            # By the same name, so that nothing holds the moments while the next are collected.
+            part = part if stored is None else _put_away(part, stored)
+            parts.append(part)
     every = [line for lines in gathered(list(notes)) for line in lines]
     return replace(
         parts[0],
