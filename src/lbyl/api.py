@@ -57,6 +57,7 @@ from lbyl.torchkit.experts import join_experts, split_experts
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.garbage import young_objects_only
+from lbyl.torchkit.heap import memory_kept
 from lbyl.torchkit.run import Inputs, Progress, device_of, uncompiled
 from lbyl.torchkit.surroundings import own_randomness
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
@@ -69,6 +70,7 @@ unlabelled inputs (a tensor or batches), or statistics collected before."""
 
 
 @young_objects_only()
+@memory_kept()
 def compress(
     model: nn.Module,
     example_inputs: Inputs,
@@ -186,6 +188,7 @@ class Prepared:
         """Images that the network's BatchNorms agree with; made once."""
         return inverted(self.model, self.fresh.collection(), self.progress)
 
+    @memory_kept()
     @own_randomness()
     def statistics(self, source: str | None = None, taps: str = "auto") -> Statistics:
         """Means and covariances at every consumer, collected once for each source.
@@ -236,6 +239,7 @@ class Prepared:
             return None
         return self.statistics(task.method.source, getattr(task.method, "taps", "auto"))
 
+    @memory_kept()
     @own_randomness()
     def plan(
         self,
@@ -282,6 +286,7 @@ class Prepared:
         finally:
             told("forecasting", 1, 1)
 
+    @memory_kept()
     @own_randomness()
     def alone(
         self, plan: Plan, method: str | Method = "echo", units: Sequence[str] | None = None
@@ -324,6 +329,7 @@ class Prepared:
         return timed["slim"].median / timed["original"].median
 
     @young_objects_only()
+    @memory_kept()
     @own_randomness()
     def compress(
         self,
@@ -408,6 +414,7 @@ class Prepared:
             raise LbylError("sequential=True needs data= of single tensors")
         return len(fit_sequentially(self.model, slim, self.graph, indices, torch.cat(batches)))
 
+    @memory_kept()
     @own_randomness()
     def refine(self, result: Result, steps: Steps = 100) -> Result:
         """The result of a compression of this network, refined further; it is not changed."""
@@ -444,6 +451,7 @@ class Prepared:
             self.judges.vocabulary,
         )
 
+    @memory_kept()
     @own_randomness()
     def estimate(
         self,
@@ -466,6 +474,7 @@ class Prepared:
                     self.progress("estimating", len(points), len(methods) * len(ratios))
         return Estimate(tuple(points))
 
+    @memory_kept()
     @own_randomness()
     def layer_errors(
         self,

@@ -13,6 +13,7 @@ import torch
 
 from lbyl.errors import LbylError
 from lbyl.statistics.moments import Moments
+from lbyl.torchkit.heap import keep_no_more
 
 LARGE_FILES = Path("/var/tmp")  # where they belong on Unix: /tmp may lie in memory itself
 
@@ -37,6 +38,7 @@ class Stored(Mapping[str, Moments]):
     """
 
     def __init__(self, device: torch.device, room: int) -> None:
+        keep_no_more()
         self.device, self.room = device, room
         self._folder = tempfile.TemporaryDirectory(prefix="lbyl-", dir=_folder())
         self._rest: dict[str, Moments] = {}  # without covariances,
@@ -55,13 +57,14 @@ class Stored(Mapping[str, Moments]):
                     f"statistics do not fit into memory, nor into {self._folder.name} ({error}): "
                     "let TMPDIR name a directory with more room"
                 ) from error
-            self._rest[name] = replace(one, covariance=matrix.new_empty(0))
+            self._rest[name] = replace(one, covariance=matrix.new_empty(0), mixed=None)
             self._shapes[name], self._files[name] = matrix.shape, file
 
     def __getitem__(self, name: str) -> Moments:
         found = self._recent.pop(name, None)
         if found is None:
             rest, shape = self._rest[name], self._shapes[name]
+            keep_no_more()
             self._make_room(8 * shape.numel())
             values = np.fromfile(self._files[name])
             matrix = torch.from_numpy(values).reshape(shape).to(self.device)
