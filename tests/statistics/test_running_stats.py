@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from lbyl.statistics.moments import Moments
 from lbyl.statistics.running_stats import (
     DAMPING,
     LIMITS,
+    WIDER,
     Known,
     _by_inputs,
     _by_outputs,
@@ -28,6 +31,10 @@ def random_moments(features: int, seed: int = 0) -> Moments:
     root = torch.randn(features, 2 * features, dtype=torch.float64, generator=generator)
     mean = torch.randn(features, 1, dtype=torch.float64, generator=generator)
     return Moments(mean, root @ root.T / (2 * features))
+
+
+def copied(moments: Moments) -> Moments:
+    return replace(moments, covariance=moments.covariance.clone())
 
 
 def random_weight(outputs: int, features: int) -> torch.Tensor:
@@ -78,7 +85,7 @@ def test_both_ways_of_solving_agree() -> None:
     spread = (weight * across.T).sum(1)
     wanted = spread * torch.linspace(0.8, 1.25, 6, dtype=torch.float64)
     given = (wanted, torch.linspace(-1, 1, 6).double(), 1e-7 * spread.mean())
-    first = _by_outputs(moments.covariance, weight, across, *given)[:2]
+    first = _by_outputs(moments.covariance.clone(), weight, across, *given)[:2]
     second = _by_inputs(moments.covariance, weight, *given)[:2]
     assert first is not None and second is not None
     for one, other in zip(first, second):
@@ -268,8 +275,8 @@ def test_consumers_matched_in_one_go_are_those_matched_one_by_one(outputs: int) 
             weight = weight[:1].repeat(outputs, 1)
             variance[::2] *= 1e-3
         several.append(Known(moments, weight, torch.linspace(-1, 1, outputs).double(), variance))
-    for one, new in zip(several, matched_alike(several)):
-        (alone,) = matched_alike([one])
+    singly = [matched_alike([replace(one, moments=copied(one.moments))])[0] for one in several]
+    for alone, new in zip(singly, matched_alike(several)):
         assert new is not None and alone is not None
         torch.testing.assert_close(new.mean, alone.mean, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(new.covariance, alone.covariance, rtol=1e-9, atol=1e-12)
@@ -279,6 +286,28 @@ def test_one_that_cannot_be_matched_leaves_the_others_alone() -> None:
     good, bad = random_moments(6), random_moments(6)
     bad = Moments(bad.mean, torch.diag(torch.tensor([100.0, -1, -1, 1, 1, 1]).double()))
     given = torch.eye(3, 6).double(), torch.zeros(3).double(), torch.ones(3).double()
+    alone, was = matched(good, *given), bad.covariance.clone()
     one, other = matched_alike([Known(good, *given), Known(bad, *given)])
     assert one is not None and other is None
-    torch.testing.assert_close(one.covariance, matched(good, *given).covariance)
+    torch.testing.assert_close(one.covariance, alone.covariance)
+    assert matched_alike([Known(bad, *given)]) == [None]
+    assert torch.equal(bad.covariance, was)  # what cannot be matched is not touched
+
+
+def test_new_covariances_are_held_where_the_old_ones_were() -> None:
+    moments, weight = random_moments(12), random_weight(3, 12)
+    given = weight, torch.ones(3).double(), torch.full((3,), 2.0).double()
+    held, wanted = moments.covariance, matched(moments, *given).covariance
+    (new,) = matched_alike([Known(moments, *given)])
+    assert new is not None and new.covariance is held
+    torch.testing.assert_close(held, wanted)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 4, 14])
+def test_products_with_the_weight_come_along_where_they_are_small(outputs: int) -> None:
+    moments, weight = random_moments(12), random_weight(outputs, 12)
+    found = matched(moments, weight, torch.ones(outputs).double(), torch.ones(outputs).double())
+    if outputs > 12 / WIDER:
+        assert found.mixed is None
+    else:
+        torch.testing.assert_close(found.mixed, weight @ found.covariance, rtol=1e-10, atol=1e-12)

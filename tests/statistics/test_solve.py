@@ -12,6 +12,7 @@ from lbyl.statistics.solve import (
     deliver_weight,
     gram,
     regress,
+    regroup,
     ridge_inverse,
     solve_ridge,
 )
@@ -160,3 +161,13 @@ def test_factors_by_quarters_are_factors(size: int) -> None:
         broken = matrices.clone()
         broken[1, place, place] = -1.0
         assert [bool(flag) for flag in cholesky(broken, split=8)[1]] == [False, True, False]
+
+
+@pytest.mark.parametrize(("groups", "members"), [(1, 5), (4, 1), (9, 7), (3, 50)])
+def test_rows_and_columns_are_regrouped_in_place(groups: int, members: int) -> None:
+    size = groups * members
+    matrix = torch.arange(float(size * size)).reshape(size, size)
+    whole = matrix.reshape(groups, members, groups, members)
+    wanted = whole.permute(1, 0, 3, 2).reshape(size, size).clone()
+    regroup(matrix, groups, block=4)
+    assert torch.equal(matrix, wanted)

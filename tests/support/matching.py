@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from lbyl.statistics.moments import Moments
@@ -9,6 +11,7 @@ from lbyl.statistics.running_stats import Known, matched_alike
 
 
 def matched(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) -> Moments:
-    """The new ones, or those given where they could not be matched."""
-    (new,) = matched_alike([Known(moments, weight, mean, variance)])
-    return moments if new is None else new
+    """The new ones, or those given where they could not be matched; these are not changed."""
+    own = replace(moments, covariance=moments.covariance.clone())
+    (new,) = matched_alike([Known(own, weight, mean, variance)])
+    return moments if new is None or new is own else new

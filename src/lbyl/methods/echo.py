@@ -66,7 +66,7 @@ class Echo(Method):
             kept = kept.to(matrix.device)
             covariance = covariance.to(matrix)
             matrix[pruned] = regress(
-                covariance[pruned][:, kept], covariance[kept][:, kept], self.ridge
+                covariance[pruned[:, None], kept], covariance[kept[:, None], kept], self.ridge
             )
         return Delivery(matrix)
 

@@ -47,7 +47,7 @@ def consumer_view(weights: UnitWeights, statistics: Statistics) -> ConsumerView 
         rows = matrix.to(measured)[:, index].transpose(1, 2).flatten(0, 1)  # (outputs · taps, m)
         gram = rows.T @ rows
         if view is None:
-            view = ConsumerView(measured[index][:, index], gram)
+            view = ConsumerView(measured[index[:, None], index], gram)
         else:
             view = replace(view, weight=view.weight + gram)
     return view

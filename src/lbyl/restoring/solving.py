@@ -247,7 +247,9 @@ class Solver:
         arranged = moments.arrange(weight)
         if moments.taps != arranged.shape[2]:
             return Original(weight)
-        mixed = arranged.flatten(1) @ moments.covariance.to(arranged)
+        mixed = moments.mixed
+        if mixed is None:
+            mixed = arranged.flatten(1) @ moments.covariance.to(arranged)
         made = Original(weight, mixed, output_before(moments, arranged, mixed))
         if self.remembers and self._room >= 0:
             self._originals[consumer.name] = made

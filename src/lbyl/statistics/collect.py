@@ -34,7 +34,7 @@ from lbyl.statistics.products import (
 )
 from lbyl.statistics.running_stats import match_running_stats
 from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
-from lbyl.statistics.solve import add_symmetric, mirror
+from lbyl.statistics.solve import add_symmetric, mirror, regroup
 from lbyl.statistics.windows import add_windows, are_cheaper
 from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting
@@ -136,8 +136,7 @@ class Accumulator:
         taps = self.taps if self.per_tap else 1
         if self.taps_first:
             mean = mean.reshape(taps, -1).T
-            blocks = covariance.reshape(taps, -1, taps, mean.shape[0])
-            covariance = blocks.permute(1, 0, 3, 2).reshape(covariance.shape)
+            regroup(covariance, taps)
         spatial = None
         if self.spatial is not None:
             inverse_std = self.spatial.diagonal().clamp(min=1e-300).rsqrt()

@@ -28,7 +28,8 @@ class Moments:
     A consumer's weight is (outputs, inputs, taps). With `taps` > 1 every input at every kernel tap
     is a feature of its own; otherwise only inputs are, and `spatial` (taps × taps) says how much
     one input at different taps is alike. `columns` (features, columns each) regroups the inputs
-    of a linear layer behind a flatten by channel.
+    of a linear layer behind a flatten by channel. `mixed` is what the consumer's weight, flattened,
+    makes of the covariance, where somebody came to know it and it is small beside the covariance.
     """
 
     mean: Tensor  # (features, taps)
@@ -36,6 +37,7 @@ class Moments:
     taps: int = 1
     spatial: Tensor | None = None
     columns: Tensor | None = None
+    mixed: Tensor | None = None  # (outputs, features · taps)
 
     @property
     def numbers(self) -> list[Tensor]:
@@ -75,7 +77,7 @@ class Moments:
         `weight` (outputs, those features, taps) is arranged; `features` are flags.
         """
         rows = places(self.by_tap(features), self.covariance.device)
-        part = self.covariance[rows][:, rows].to(weight)
+        part = self.covariance[rows[:, None], rows].to(weight)
         if self.taps == weight.shape[2]:
             flat = weight.flatten(1)
             return ((flat @ part) * flat).sum(1)
@@ -103,10 +105,10 @@ class Moments:
         if self.taps == before.shape[2]:
             old, new, summed = before.flatten(1), after.flatten(1), [1]
             mixed = old @ self.covariance.to(before) if mixed is None else mixed
-            mixed_new = new @ self.covariance[rows][:, rows].to(after)
+            mixed_new = new @ self.covariance[rows[:, None], rows].to(after)
         else:
             whole = self.covariance.to(before)
-            part = self.covariance[rows][:, rows].to(after)
+            part = self.covariance[rows[:, None], rows].to(after)
             spatial = self._between_taps(before)
             old, new, summed = before.permute(2, 0, 1), after.permute(2, 0, 1), [0, 2]
             mixed = torch.einsum("ofk,kl->lof", before, spatial) @ whole

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ DAMPING = 0.01  # of the mean output variance: outputs may outnumber inputs, or 
 LIMITS = (0.25, 4.0)  # a correction of a variance beyond these is not trusted
 SMOOTHING = 0.01  # of the Newton step, against outputs that contradict each other
 STEPS = 2
+WIDER = 4  # features for every output from which products with the weight are small enough to keep
 HALVINGS = 4
 
 
@@ -65,13 +67,12 @@ def _matched_at(
     asked = {name: _known(*one, state) for name, one in several.items()}
     known = {name: one for name, one in asked.items() if one is not None}
     made: dict[str, Moments] = {}
-    for (name, old), new in zip(known.items(), matched_alike(list(known.values()))):
+    for name, new in zip(known, matched_alike(list(known.values()))):
         if new is None:
             with at(name):
                 note("moments are left as measured: running statistics could not be matched")
         else:
-            covariance = old.moments.covariance.copy_(new.covariance)
-            made[name] = dataclasses.replace(new, covariance=covariance)
+            made[name] = new
     return made
 
 
@@ -105,7 +106,7 @@ def matched_alike(several: Sequence[Known]) -> list[Moments | None]:
     """Moments under which each weight gives its mean and about its variance; None where none do.
 
     The weights are of one shape. Jeffrey's rule for Gaussians: x given y = W x stays as it is while
-    y's moments are replaced.
+    y's moments are replaced. New covariances are written where those given are held.
     """
     if not several:
         return []
@@ -137,12 +138,11 @@ def matched_alike(several: Sequence[Known]) -> list[Moments | None]:
         found = _by_outputs(old, weight, across, target, gap, noise)
     else:
         found = _by_inputs(old, weight, target, gap, noise, known if len(several) == 1 else None)
-    covariance, shift, good = found
-    finite = good & (covariance.sum((-2, -1)) + shift.sum(-1)).isfinite()
-    new = zip((centre + shift).unbind(), covariance.unbind(), finite.tolist())
+    new = zip((centre + found.shift).unbind(), found.covariance.unbind(), found.good.tolist())
+    mixed = [None] * len(several) if found.mixed is None else found.mixed.unbind()
     return [
-        _with(one.moments, mean, changed) if is_good else None
-        for one, (mean, changed, is_good) in zip(several, new)
+        _with(one.moments, mean, changed, own) if is_good else None
+        for one, (mean, changed, is_good), own in zip(several, new, mixed)
     ]
 
 
@@ -151,26 +151,47 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
     return parts[0][None] if len(parts) == 1 else torch.stack(list(parts))
 
 
-def _with(moments: Moments, mean: Tensor, covariance: Tensor) -> Moments:
-    mean = mean.reshape(moments.mean.shape)
-    return dataclasses.replace(moments, mean=mean, covariance=covariance)
+def _with(moments: Moments, mean: Tensor, covariance: Tensor, mixed: Tensor | None) -> Moments:
+    held = moments.covariance
+    if held.data_ptr() != covariance.data_ptr():
+        held.copy_(covariance)
+    return dataclasses.replace(moments, mean=mean.reshape(moments.mean.shape), mixed=mixed)
 
 
-Matched = tuple[Tensor, Tensor, Tensor]
-"""New covariances, what means move by, and whether both could be worked out."""
+class Matched(NamedTuple):
+    """New covariances, and what else came out."""
+
+    covariance: Tensor  # (…, features, features)
+    shift: Tensor  # (…, features): what means move by
+    good: Tensor  # (…,): whether both could be worked out
+    mixed: Tensor | None = None  # (…, outputs, features): the weight times the new covariance
 
 
 def _by_outputs(
     old: Tensor, weight: Tensor, across: Tensor, target: Tensor, gap: Tensor, noise: Tensor
 ) -> Matched:
-    """Through the regression of inputs on outputs."""
+    """Through the regression of inputs on outputs; what cannot be worked out stays as it is.
+
+    The new covariances are written over the old ones.
+    """
     output_covariance = weight @ across
     output_covariance.diagonal(dim1=-2, dim2=-1).add_(noise[..., None])
     root, failed = torch.linalg.cholesky_ex(output_covariance)
     regression = by_factor(root, across.mT).mT
     change = with_diagonal(root, root, target + noise[..., None]) - output_covariance
-    moved = mirror(add_symmetric(old.clone(), regression @ change, regression.mT))
-    return moved, (regression @ gap[..., None])[..., 0], failed == 0
+    shift = (regression @ gap[..., None])[..., 0]
+    # No number that is added to a covariance is larger than this.
+    largest = regression.square().sum((-2, -1)) * change.square().sum((-2, -1)).sqrt()
+    good = (failed == 0) & (largest + shift.sum(-1)).isfinite()
+    regression, change = (x.where(good[..., None, None], 0.0) for x in (regression, change))
+    added = regression @ change
+    mirror(add_symmetric(old, added, regression.mT))
+    mixed = None
+    if WIDER * weight.shape[-2] <= weight.shape[-1]:
+        # W R is I − noise Σ⁻¹, Σ being the outputs' covariance with the noise.
+        seen = change - noise[..., None, None] * by_factor(root, change)
+        mixed = across.mT + seen @ regression.mT
+    return Matched(old, shift, good, mixed)
 
 
 def _by_inputs(
@@ -194,7 +215,9 @@ def _by_inputs(
     shift = (inner @ by_factor(outer, scaled @ gap[..., None]))[..., 0]
     if known is not None and not bool(known.all()):
         root, target = root[known][None], target[known][None]
-    return with_diagonal(inner, root, target), shift, (failed == 0) & (failed_too == 0)
+    covariance = with_diagonal(inner, root, target)
+    finite = (covariance.sum((-2, -1)) + shift.sum(-1)).isfinite()
+    return Matched(covariance, shift, finite & (failed == 0) & (failed_too == 0))
 
 
 def with_diagonal(inner: Tensor, root: Tensor, diagonal: Tensor) -> Tensor:

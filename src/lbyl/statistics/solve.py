@@ -44,15 +44,15 @@ def deliver_weight(
         delivered = _by_products(own, covariance, kept, ridge, mixed[:, kept])
         if delivered is not None:
             return delivered
-    carried = flat[:, pruned] @ covariance[pruned][:, kept]
-    return Delivered(own + solve_ridge(carried, covariance[kept][:, kept], ridge))
+    carried = flat[:, pruned] @ covariance[pruned[:, None], kept]
+    return Delivered(own + solve_ridge(carried, covariance[kept[:, None], kept], ridge))
 
 
 def _by_products(
     own: Tensor, covariance: Tensor, kept: Tensor, ridge: float, mixed: Tensor
 ) -> Delivered | None:
     """The same from V_P and (V C)_P; None where the covariance has no Cholesky factor."""
-    found = _from_products(own, mixed, covariance[kept][:, kept], ridge)
+    found = _from_products(own, mixed, covariance[kept[:, None], kept], ridge)
     if not (holds(found.factored) and is_finite(found.weight)):
         return None
     if not holds(found.checked):
@@ -273,3 +273,14 @@ def mirror(sums: Tensor, block: int = GRAM_BLOCK) -> Tensor:
         own.copy_(own.triu() + own.triu(1).mT)
         sums[..., rest, stretch] = sums[..., stretch, rest].mT
     return sums
+
+
+REGROUPED = 64  # rows or columns at a time, which fit into a cache; no result depends on it
+
+
+def regroup(matrix: Tensor, groups: int, block: int = REGROUPED) -> None:
+    """Rows and columns (groups, members) of a matrix become (members, groups), in place."""
+    for rows in matrix.split(block):
+        rows.copy_(rows.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1))
+    for columns in matrix.split(block, 1):
+        columns.copy_(columns.unflatten(0, (groups, -1)).transpose(0, 1).flatten(0, 1))

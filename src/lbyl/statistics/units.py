@@ -21,7 +21,7 @@ def unit_moments(
     """Mean (m,) and covariance (m, m) of a unit's channels, where a consumer reads them all."""
     for _, moments, index in measured_consumers(weights, statistics):
         mean, covariance = moments.channel_level()
-        return mean[index], covariance[index][:, index]
+        return mean[index], covariance[index[:, None], index]
     return None
 
 
