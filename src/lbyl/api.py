@@ -270,6 +270,7 @@ class Prepared:
         """What networks are compared on where there is a choice between several."""
         return Judges(self.model, self.graph, self.fresh, self.own)
 
+    @memory_kept()
     @own_randomness()
     def forecast(self, slim: nn.Module, by_batch: Tensor | None = None) -> Forecast | None:
         """How much accuracy a slim network keeps; None where no input for it can be drawn.
