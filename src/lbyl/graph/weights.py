@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -137,11 +137,15 @@ class UnitWeights:
 
 
 def unit_weights(
-    graph: Graph, model: nn.Module, state: State | None = None
+    graph: Graph,
+    model: nn.Module,
+    state: State | None = None,
+    names: Iterable[str] | None = None,
 ) -> dict[str, UnitWeights]:
-    """The weights around every unit; `state` are the model's tensors, where they are at hand."""
+    """The weights around every unit, or some; `state` are the model's tensors where at hand."""
     state = tensors(model) if state is None else state
-    return {unit.name: UnitWeights(graph, unit, state) for unit in graph.units}
+    chosen = graph.units if names is None else map(graph.__getitem__, names)
+    return {unit.name: UnitWeights(graph, unit, state) for unit in chosen}
 
 
 def as_matrix(weight: Tensor, consumer: Consumer) -> Tensor:

@@ -124,7 +124,7 @@ class Allocator:
     channels: Counts
     cost: Cost
     whole: Scores  # of networks as they would come out
-    alone: Scores  # less exactly and far quicker, of networks with one unit cut
+    alone: Scores  # less exactly and far quicker, of networks whose other units stay whole
     multiple_of: Steps = None
     progress: Callable[[str, int, int], None] | None = None
     measured: dict[str, Sensitivity] = field(default_factory=dict)  # filled when first needed
@@ -241,7 +241,7 @@ class Allocator:
         counts = even or {n: max(1, round(ALONE * c)) for n, c in self.channels.items()}
         less = {name: count for name, count in counts.items() if count < self.channels[name]}
         self._tell("cutting units one at a time", 0, len(less))
-        scores = self.alone([{**self.channels, name: count} for name, count in less.items()])
+        scores = self.alone([{name: count} for name, count in less.items()])
         for (name, count), divergence in zip(less.items(), scores):
             error = float(self.curves[name].error[self.channels[name] - count])
             self.measured[name] = Sensitivity(divergence, error / max(1 - error, 1e-3))

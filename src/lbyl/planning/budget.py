@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph, Producer, Unit
 from lbyl.graph.weights import UnitWeights, unit_weights
-from lbyl.planning.elimination import EchoCriterion, consumer_view
+from lbyl.planning.elimination import EchoCriterion
 from lbyl.planning.grouped import group_views
 from lbyl.planning.ratio import Steps, rounded_up, step_of
 from lbyl.statistics.moments import Statistics
@@ -63,14 +63,11 @@ def curves(model: nn.Module, graph: Graph, statistics: Statistics) -> dict[str, 
 
 
 def _total(weights: UnitWeights, statistics: Statistics) -> Tensor:
-    """What the consumers of a unit make of all its channels, as one number."""
+    """What the consumers of a unit, whose order is known, make of all its channels."""
     if weights.unit.kind != "channels":
         views = group_views(weights, statistics)
         return torch.tensor(max(sum(v.total for v in views), 1e-30) if views else 1.0).double()
-    view = consumer_view(weights, statistics)
-    if view is None:
-        return torch.tensor(1.0).double()
-    return (view.weight * view.covariance).sum().clamp(min=1e-30)
+    return statistics.totals.get(weights.unit.name, torch.tensor(1.0).double())
 
 
 def unit_influence(model: nn.Module, graph: Graph) -> dict[str, float]:

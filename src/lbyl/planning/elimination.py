@@ -37,6 +37,11 @@ class ConsumerView:
     covariance: Tensor  # (m, m)
     weight: Tensor  # (m, m): VᵀV summed over consumers and taps
 
+    @property
+    def total(self) -> Tensor:
+        """What consumers make of all channels, as one number."""
+        return (self.weight * self.covariance).sum().clamp(min=1e-30)
+
 
 def consumer_view(weights: UnitWeights, statistics: Statistics) -> ConsumerView | None:
     """Covariance of a unit's channels and the Gram matrix of all that multiplies them."""
@@ -264,6 +269,7 @@ class EchoCriterion(Criterion):
                 power = self.power if normalised else 0.0
                 importance = (norms / norms.max().clamp(min=1e-30)) ** power
                 measured.append((unit, view, importance.to(view.covariance.device)))
+                statistics.totals[unit.unit.name] = view.total
         if measured:
             _, views, importances = zip(*measured)
             for (unit, *_), order in zip(measured, eliminate_together(views, importances)):

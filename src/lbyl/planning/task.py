@@ -99,13 +99,14 @@ def make_plan(
     chosen: Chosen | None = None,
     state: State | None = None,
 ) -> Plan:
-    """Choose the kept channels of every unit, so many of each; without criterion by the method.
+    """Choose the kept channels of units, so many of each; without criterion by the method.
 
-    `chosen` are choices of the same criterion and method that were made before; others are added.
+    Units that `left` does not name stay whole. `chosen` are choices of the same criterion and
+    method that were made before; others are added.
     """
     chosen = {} if chosen is None else chosen
     open_choices = {name: n for name, n in left.items() if (name, n) not in chosen}
-    weights = unit_weights(graph, model, state) if open_choices else {}
+    weights = unit_weights(graph, model, state, open_choices) if open_choices else {}
     if criterion is not None:
         less = [name for name, count in open_choices.items() if count < graph[name].channels]
         criterion.prepare([weights[name] for name in less], statistics)

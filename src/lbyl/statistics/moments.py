@@ -142,6 +142,8 @@ class Statistics:
     orders: dict[tuple[str, float], list[tuple[int, float]]] = field(
         default_factory=dict, repr=False, compare=False
     )
+    # Unit → what its consumers make of all its channels, as one number; known with its order.
+    totals: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     # Unit of queries and keys → moments of their products.
     products: Mapping[str, ProductMoments] = field(default_factory=dict)
