@@ -19,8 +19,9 @@ settings.load_profile("lbyl")
 rules.STRICT = True  # a rule that raises costs users compression; here it is an error
 
 # Every compression ends with a forecast, which few tests are about: 32 inputs of CIFAR's size are
-# enough for those that are not. `whole_forecast` is for those that are. The second pass, which it
-# asks as well, runs the fewest that it ever does.
+# enough for those that are not. `whole_forecast` is for those that are, and slow tests, which are
+# on real networks, get it anyway. The second pass, which it asks as well, runs the fewest that it
+# ever does.
 WHOLE = batches.FORECAST, batches.SECOND_PASS
 batches.FORECAST, batches.SECOND_PASS = 32, 16
 
@@ -39,6 +40,13 @@ def whole_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forecast and the second pass run as many inputs as they do for users."""
     monkeypatch.setattr(batches, "FORECAST", WHOLE[0])
     monkeypatch.setattr(batches, "SECOND_PASS", WHOLE[1])
+
+
+@pytest.fixture(autouse=True)
+def as_for_users(request: pytest.FixtureRequest) -> None:
+    """Slow tests run what users run."""
+    if request.node.get_closest_marker("slow") is not None:
+        request.getfixturevalue("whole_forecast")
 
 
 @pytest.fixture

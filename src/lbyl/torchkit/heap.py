@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-TRIM_THRESHOLD, MMAP_MAX = -1, -4  # glibc's names for its settings, from malloc.h
-AS_ALWAYS = {MMAP_MAX: 1 << 16, TRIM_THRESHOLD: 1 << 26}  # where glibc itself settles
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # glibc's names for its settings
+# Where glibc itself arrives once blocks of 32 MB were freed; once told, it moves no more.
+AS_ALWAYS = {MMAP_MAX: 1 << 16, MMAP_THRESHOLD: 1 << 25, TRIM_THRESHOLD: 1 << 26}
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: (1 << 31) - 1}
 
 _lock = threading.Lock()
