@@ -20,6 +20,7 @@ from lbyl.inputs.procedural import procedural_images
 from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm
 from lbyl.inputs.tokens import common_tokens, find_text, random_text
 from lbyl.inputs.writing import RANDOM, SEQUENCES, Author, find_author
+from lbyl.torchkit.heap import keep_no_more
 from lbyl.torchkit.layout import channels_last, prefers_channels_last
 from lbyl.torchkit.run import (
     Inputs,
@@ -46,6 +47,7 @@ class InputBatches:
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once,
 FEWEST_AT_ONCE = 8  # but so many at least, for BatchNorm by the batch
 DRAWN_PIXELS = 1 << 24  # beyond these batches are drawn when they are needed, and not held
+LARGE = 1 << 18  # pixels of an image from which memory is worth more than time
 SECOND_PASS = 4  # the second pass runs a quarter of a collection: both networks see the same
 FEWEST_IN_PASS = 64  # but so many at least, where a collection has them
 JUDGING, FORECASTING = 10_000, 20_000  # added to the seed, far from the draws of refinement
@@ -279,6 +281,8 @@ class FreshInputs:
 
     def _draw(self, count: int | None, draw: int, per_batch: int | None = None) -> InputBatches:
         start = time.perf_counter()
+        if math.prod(example_shape(self.example_inputs)[1:]) > LARGE:
+            keep_no_more()
         fixed = self.fixed_batch
         if fixed is not None:  # whole batches only
             count, per_batch = -(-(count or self._total()) // fixed) * fixed, fixed

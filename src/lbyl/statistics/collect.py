@@ -38,6 +38,7 @@ from lbyl.statistics.solve import add_symmetric, mirror, regroup
 from lbyl.statistics.windows import add_windows, are_cheaper
 from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting
+from lbyl.torchkit.heap import look_at_idle_memory
 from lbyl.torchkit.intercept import Function
 from lbyl.torchkit.memory import free_bytes
 from lbyl.torchkit.processes import agreed, gathered, largest, several, share, summed
@@ -204,6 +205,7 @@ class Collector(Watch):
         sums.add(*pair, mask, scale if kernel else width**-0.5, self.generator)
 
     def before_layer(self, consumer: Consumer, call: LayerCall) -> None:
+        look_at_idle_memory()
         into = self.accumulators[consumer.name]
         if call.kind == "linear":
             mask = next((m for m in self.shown if m.shape == call.x.shape[:-1]), None)

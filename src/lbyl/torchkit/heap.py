@@ -2,8 +2,8 @@
 
 The C library hands blocks of more than 32 MB back to the system when they are freed, and asks for
 them again with the next layer; the system fills each page with zeros first. On a processor that is
-a fifth of a network's pass. Inside `memory_kept` they stay with the process, which gives them back
-at the end.
+a fifth of a network's pass. Inside `memory_kept` they stay with the process, as long as what lies
+idle is little beside what the machine has free, and are given back at the end.
 """
 
 from __future__ import annotations
@@ -14,25 +14,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+import torch
+
+from lbyl.torchkit.memory import free_bytes
+
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # glibc's names for its settings
 # Where glibc itself arrives once blocks of 32 MB were freed; once told, it moves no more.
 AS_ALWAYS = {MMAP_MAX: 1 << 16, MMAP_THRESHOLD: 1 << 25, TRIM_THRESHOLD: 1 << 26}
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: (1 << 31) - 1}
+PART = 16  # of the memory that is free at the start, so much of it may lie idle
 
 _lock = threading.Lock()
 _inside = 0
+_most = 0  # bytes that may lie idle; 0: none are kept
 
 
 @contextmanager
 def memory_kept() -> Iterator[None]:
     """Freed memory stays with the process until the last one leaves; several threads may be in.
 
-    Without glibc nothing happens, nor where another allocator has taken its place.
+    Without glibc (2.33 or later) nothing happens, nor where another allocator has taken its place.
     """
-    global _inside
+    global _inside, _most
     with _lock:
-        if not _inside:
-            _set(KEPT)
+        if not _inside and _library() is not None:
+            _most = free_bytes(torch.device("cpu")) // PART
+            if _most:
+                _set(KEPT)
         _inside += 1
     try:
         yield
@@ -40,16 +48,40 @@ def memory_kept() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if not _inside:
-                _set(AS_ALWAYS)
-                _give_back()
+                _end()
 
 
 def keep_no_more() -> None:
     """From now on, until all have left, memory goes back at once: there is little of it."""
     with _lock:
-        if _inside:
-            _set(AS_ALWAYS)
-            _give_back()
+        _end()
+
+
+def look_at_idle_memory() -> None:
+    """Keep no more where too much of it lies idle: blocks of other sizes do not fit into gaps."""
+    if _most and _idle_bytes() > _most:
+        keep_no_more()
+
+
+def _end() -> None:
+    global _most
+    library = _library()
+    if _most and library is not None:
+        _most = 0
+        _set(AS_ALWAYS)
+        library.malloc_trim(0)
+
+
+class _Told(ctypes.Structure):
+    """What glibc tells of its memory (`struct mallinfo2`)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
 
 
 @cache
@@ -57,10 +89,11 @@ def _library() -> ctypes.CDLL | None:
     """The C library of this process, None where it is another than glibc."""
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version, library.mallopt, library.malloc_trim  # noqa: B018
+        library.mallinfo2.restype = _Told
+        library.malloc_trim.argtypes = [ctypes.c_size_t]
+        library.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     except (OSError, TypeError, AttributeError):  # Windows, macOS, musl
         return None
-    library.malloc_trim.argtypes = [ctypes.c_size_t]
     return library
 
 
@@ -71,7 +104,6 @@ def _set(values: dict[int, int]) -> None:
             library.mallopt(name, value)
 
 
-def _give_back() -> None:
+def _idle_bytes() -> int:
     library = _library()
-    if library is not None:
-        library.malloc_trim(0)
+    return 0 if library is None else int(library.mallinfo2().fordblks)
