@@ -3,17 +3,20 @@
     python -m benchmarks.speed stages [--network resnet50] [--device cuda] [--refine 100]
     python -m benchmarks.speed choices [--network resnet101] [--device cuda]
     python -m benchmarks.speed loop [--device cuda] [--only resnet101]
+    python -m benchmarks.speed first [--only resnet56_cifar10]
     python -m benchmarks.speed sweep [--network resnet18] [--size 32]
 
 `stages` sets every stage beside a plain forward pass of the same images, in wall and in processor
 time; `choices` sets criteria, budgets and methods beside the plain criterion; `loop` sets the
-closed form of `lbyl` beside the published program's loop; `sweep` sets two workers beside one.
+closed form of `lbyl` beside the published program's loop; `first` takes networks of 32 px from a
+model to the first answer of a process, by the clock; `sweep` sets two workers beside one.
 Weights are random: time does not depend on them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +25,7 @@ import torch
 from benchmarks.common.environment import default_device
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
-from benchmarks.speed import loop
+from benchmarks.speed import first, loop
 from benchmarks.speed.choices import CHOICES, choices
 from benchmarks.speed.clock import Rates
 from benchmarks.speed.stages import stages, table
@@ -31,7 +34,7 @@ from benchmarks.speed.sweeping import workers
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How fast it is.")
-    parser.add_argument("what", choices=["stages", "choices", "loop", "sweep"])
+    parser.add_argument("what", choices=["stages", "choices", "loop", "first", "sweep"])
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--network", default="resnet50", help="a torchvision model")
     parser.add_argument("--size", type=int, default=224, help="of the images")
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--only", nargs="*", default=[], help="of the choices, or of the networks")
     parser.add_argument("--no-loop", action="store_true", help="time ours alone")
+    parser.add_argument("--point", help="measure one first answer, as JSON (internal)")
     parser.add_argument("--profile", type=Path, help="folder for a profile of every choice")
     options = parser.parse_args()
     if options.threads:
@@ -48,6 +52,9 @@ def main() -> None:
     kind = "gpu" if options.device.startswith("cuda") else "cpu"
     if options.what == "loop":
         _loop(options, kind)
+        return
+    if options.what == "first":
+        _first(options)
         return
     if options.what == "sweep":
         rows = workers(options.network, options.size)
@@ -72,6 +79,16 @@ def main() -> None:
     name += "-refined" if options.refine else ""
     stored = {"seconds": {stage: asdict(one) for stage, one in taken.items()}}
     print("stored in", save_results(name, stored))
+
+
+def _first(options: argparse.Namespace) -> None:
+    if options.point:
+        print(json.dumps(first.measure(*json.loads(options.point))))
+        return
+    rows = first.first_answers(options.only, options.threads)
+    print_table("From a model to the first answer, 32 px, cpu", first.COLUMNS, rows)
+    stored = {"columns": first.COLUMNS, "rows": rows}
+    print("stored in", save_results("speed-first-cpu", stored))
 
 
 def _loop(options: argparse.Namespace, kind: str) -> None:
