@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import lbyl
 from lbyl import api
@@ -151,3 +153,26 @@ def test_a_loader_that_runs_out_serves_every_question() -> None:
     first = prepared.compress(0.5)
     second = prepared.compress(0.5, method=lbyl.methods.Echo(sequential=True), refine=2)
     assert first.data == second.data == "own" and second.corrections.sequential == 2
+
+
+@pytest.mark.parametrize("criterion", ["l2", "echo"])
+def test_statistics_serve_a_network_that_was_trained_on_since(
+    criterion: str, tmp_path: Path
+) -> None:
+    """Nothing of the weights they were collected with is taken for those of now."""
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *convolutions, nn.Conv2d(8, 4, 3)).eval()
+    x = torch.zeros(1, 3, 12, 12)
+    statistics = lbyl.prepare(model, x, data=16).statistics()
+    assert any(m.mixed is not None for m in statistics.moments.values())
+    lbyl.compress(model, x, {"*": 0.5}, criterion=criterion, data=statistics)
+    statistics.save(tmp_path / "statistics.safetensors")
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter))
+    known = lbyl.Statistics.load(tmp_path / "statistics.safetensors")
+    held, read = (
+        lbyl.compress(model, x, {"*": 0.5}, criterion=criterion, data=data)
+        for data in (statistics, known)
+    )
+    torch.testing.assert_close(held.model.state_dict(), read.model.state_dict())

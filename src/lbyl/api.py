@@ -585,8 +585,10 @@ def _joined(model: nn.Module) -> None:
 
 
 def _repeatable(data: Data | None) -> Data | None:
-    """Inputs that can be gone through again."""
-    if data is None or isinstance(data, (str, int, Tensor, Statistics, list)):
+    """Inputs that can be gone through again, or statistics that hold for any weights."""
+    if isinstance(data, Statistics):
+        return data.without_weights()
+    if data is None or isinstance(data, (str, int, Tensor, list)):
         return data
     return list(data)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -150,6 +150,16 @@ class Statistics:
 
     def get(self, name: str) -> Moments | None:
         return self.moments.get(name)
+
+    def without_weights(self) -> Statistics:
+        """The same without what was worked out from the weights of the network that was run.
+
+        Whoever brings statistics may bring a network that has been trained on since.
+        """
+        moments = self.moments
+        if isinstance(moments, dict):  # those that wait on the disk have left it behind already
+            moments = {name: replace(own, mixed=None) for name, own in moments.items()}
+        return replace(self, moments=moments, orders={}, totals={})
 
     def to(self, device: torch.device | str) -> Statistics:
         """The same on another device."""
