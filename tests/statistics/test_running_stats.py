@@ -23,7 +23,7 @@ from lbyl.statistics.running_stats import (
     with_diagonal,
 )
 from lbyl.torchkit.fallbacks import noting
-from support.matching import matched
+from support.matching import copied, matched
 
 
 def random_moments(features: int, seed: int = 0) -> Moments:
@@ -31,10 +31,6 @@ def random_moments(features: int, seed: int = 0) -> Moments:
     root = torch.randn(features, 2 * features, dtype=torch.float64, generator=generator)
     mean = torch.randn(features, 1, dtype=torch.float64, generator=generator)
     return Moments(mean, root @ root.T / (2 * features))
-
-
-def copied(moments: Moments) -> Moments:
-    return replace(moments, covariance=moments.covariance.clone())
 
 
 def random_weight(outputs: int, features: int) -> torch.Tensor:

@@ -10,8 +10,13 @@ from lbyl.statistics.moments import Moments
 from lbyl.statistics.running_stats import Known, matched_alike
 
 
+def copied(moments: Moments) -> Moments:
+    """With a covariance of its own: matching writes over it."""
+    return replace(moments, covariance=moments.covariance.clone())
+
+
 def matched(moments: Moments, weight: Tensor, mean: Tensor, variance: Tensor) -> Moments:
     """The new ones, or those given where they could not be matched; these are not changed."""
-    own = replace(moments, covariance=moments.covariance.clone())
+    own = copied(moments)
     (new,) = matched_alike([Known(own, weight, mean, variance)])
     return moments if new is None or new is own else new

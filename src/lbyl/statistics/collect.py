@@ -205,7 +205,8 @@ class Collector(Watch):
         sums.add(*pair, mask, scale if kernel else width**-0.5, self.generator)
 
     def before_layer(self, consumer: Consumer, call: LayerCall) -> None:
-        look_at_idle_memory()
+        if call.x.device.type == "cpu":  # what a device frees is none of the processor's
+            look_at_idle_memory()
         into = self.accumulators[consumer.name]
         if call.kind == "linear":
             mask = next((m for m in self.shown if m.shape == call.x.shape[:-1]), None)

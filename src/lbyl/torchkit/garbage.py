@@ -7,30 +7,21 @@ look takes a fifth of a second, which is as long as a network's whole trace.
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lbyl.torchkit.contexts import once_for_all
+
 NEVER = 1 << 30  # searches among young objects after which all are looked at
 
-_lock = threading.Lock()
-_inside = 0
-_before = gc.get_threshold()
 
-
+@once_for_all
 @contextmanager
 def young_objects_only() -> Iterator[None]:
-    """Cycles are looked for among young objects only, which most are; several threads may be in."""
-    global _inside, _before
-    with _lock:
-        if not _inside:
-            _before = gc.get_threshold()
-            gc.set_threshold(*_before[:2], NEVER)
-        _inside += 1
+    """Cycles are looked for among young objects only, which most are."""
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], NEVER)
     try:
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                gc.set_threshold(*_before)
+        gc.set_threshold(*before)

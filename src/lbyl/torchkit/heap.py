@@ -16,6 +16,7 @@ from functools import cache
 
 import torch
 
+from lbyl.torchkit.contexts import once_for_all
 from lbyl.torchkit.memory import free_bytes
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # glibc's names for its settings
@@ -25,51 +26,42 @@ KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: (1 << 31) - 1}
 PART = 16  # of the memory that is free at the start, so much of it may lie idle
 
 _lock = threading.Lock()
-_inside = 0
 _most = 0  # bytes that may lie idle; 0: none are kept
 
 
+@once_for_all
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Freed memory stays with the process until the last one leaves; several threads may be in.
+    """Freed memory stays with the process until the last one leaves.
 
     Without glibc (2.33 or later) nothing happens, nor where another allocator has taken its place.
     """
-    global _inside, _most
+    global _most
     with _lock:
-        if not _inside and _library() is not None:
-            _most = free_bytes(torch.device("cpu")) // PART
-            if _most:
-                _set(KEPT)
-        _inside += 1
+        _most = 0 if _library() is None else free_bytes(torch.device("cpu")) // PART
+        if _most:
+            _set(KEPT)
     try:
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                _end()
+        keep_no_more()
 
 
 def keep_no_more() -> None:
     """From now on, until all have left, memory goes back at once: there is little of it."""
+    global _most
+    library = _library()
     with _lock:
-        _end()
+        if _most and library is not None:
+            _most = 0
+            _set(AS_ALWAYS)
+            library.malloc_trim(0)
 
 
 def look_at_idle_memory() -> None:
     """Keep no more where too much of it lies idle: blocks of other sizes do not fit into gaps."""
     if _most and _idle_bytes() > _most:
         keep_no_more()
-
-
-def _end() -> None:
-    global _most
-    library = _library()
-    if _most and library is not None:
-        _most = 0
-        _set(AS_ALWAYS)
-        library.malloc_trim(0)
 
 
 class _Told(ctypes.Structure):
