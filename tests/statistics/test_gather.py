@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import lbyl
 from lbyl.graph.unit import Consumer
 from lbyl.graph.watch import LayerCall
-from lbyl.inputs.batches import InputBatches
+from lbyl.inputs.batches import InputBatches, procedural
 from lbyl.statistics import collect
 from lbyl.statistics.collect import (
     FEATURE_LIMIT,
@@ -64,6 +64,34 @@ def test_every_tap_is_a_feature_where_that_is_affordable() -> None:
     assert made("conv", (6, 8, 1, 1), "channels").per_tap
     assert made("linear", (6, 8)).per_tap and made("linear", (6, 8)).taps == 1
     assert made("linear", (6, 8), batches=0).sample_limit == sample_limit(8)
+
+
+@pytest.mark.parametrize("kernel, windows, per_tap", [(3, 71, False), (3, 72, True), (1, 2, True)])
+def test_taps_are_told_apart_where_windows_outnumber_them(
+    kernel: int, windows: int, per_tap: bool
+) -> None:
+    shape = 6, 8, kernel, kernel
+    reader = consumer("conv", 8)
+    sums = collect._accumulator(reader, shape, "auto", 1, windows)
+    assert (sums.per_tap, sums.features) == (per_tap, 8 * kernel**2 if per_tap else 8)
+    assert collect._accumulator(reader, shape, "auto", 1, None).per_tap  # nobody knows how many
+
+
+@pytest.mark.parametrize("side, taps", [(4, 9), (2, 1)])
+def test_maps_too_small_for_their_features_are_read_by_channel(side: int, taps: int) -> None:
+    # 20 images of 4×4 pixels are 320 windows of 72 features, of 2×2 they are 80 of 108.
+    channels = 8 if side == 4 else 12
+    model = nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, 4, 3, padding=1)
+    )
+    example = torch.zeros(1, 3, side, side)
+    for batches in (
+        own([torch.randn(10, 3, side, side)] * 2),
+        procedural(model, example, count=20),
+    ):
+        assert batches.examples == 20
+        found = collect_moments(model, lbyl.trace(model, example), batches).moments["2"]
+        assert (found.taps, len(found.covariance)) == (taps, channels * taps)
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

@@ -43,6 +43,14 @@ class InputBatches:
     source: str  # "procedural", "inversion", "own", or what kind of text they are
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def examples(self) -> int | None:
+        """How many there are in all; None where a batch does not tell."""
+        if isinstance(self.batches, DrawnLater):
+            return sum(size for _, size in self.batches.sizes)
+        counts = [_batch_of(batch) for batch in self.batches]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
 
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once,
 FEWEST_AT_ONCE = 8  # but so many at least, for BatchNorm by the batch
@@ -388,6 +396,8 @@ def procedural(
 
 def _batch_of(inputs: Inputs) -> int | None:
     """How many examples inputs hold; None where they hold no tensor with a dimension."""
+    if _takes_lists(inputs):
+        return len(inputs[0])
     sizes = [len(x) for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
     return sizes[0] if sizes and sizes[0] else None
 

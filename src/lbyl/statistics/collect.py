@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from lbyl.statistics.products import (
 )
 from lbyl.statistics.running_stats import match_running_stats
 from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
-from lbyl.statistics.solve import add_symmetric, mirror, regroup
+from lbyl.statistics.solve import add_gram, mirror, regroup
 from lbyl.statistics.windows import add_windows, are_cheaper
 from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting
@@ -48,6 +49,11 @@ from lbyl.torchkit.tensors import finite_each, numbers
 
 FEATURE_LIMIT = 4608
 """Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""
+
+FEWEST_PER_FEATURE = 1
+"""Windows for every feature from which taps are worth telling apart: fewer have no covariance of
+full rank, and that of their channels, with as many windows for a ninth of the features, says as
+much."""
 
 SAMPLES_PER_FEATURE = 12
 FEWEST_SAMPLES, MOST_SAMPLES, SAMPLED_VALUES = 1 << 14, 1 << 16, 1 << 23
@@ -84,7 +90,7 @@ class Accumulator:
         samples = _for_sums(samples)
         self.count += samples.shape[0]
         total += samples.new_ones(len(samples)) @ samples
-        add_symmetric(products, samples.T, samples)
+        add_gram(products, samples)
 
     def _sums(self, like: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The sums so far, which begin with nothing."""
@@ -274,7 +280,7 @@ def collect(
     device = device_of(model)
     own = inputs.source == "own"  # whoever loads those may want all threads
     room = int(agreed(float(free_bytes(device) // 2)))
-    groups = in_parts(_sizes(graph, taps), room) or [[]]
+    groups = in_parts(_sizes(graph, inputs, taps), room) or [[]]
     stored = Stored(device, room // 2) if len(groups) > 1 else None
     parts = []
     with noting() as notes, nullcontext() if own else threads_for(device):
@@ -301,10 +307,10 @@ def _put_away(part: Statistics, stored: Stored) -> Statistics:
     return replace(part, moments={})
 
 
-def _sizes(graph: Graph, taps: str) -> dict[str, int]:
+def _sizes(graph: Graph, inputs: InputBatches, taps: str) -> dict[str, int]:
     """Consumer → the bytes of its second moments."""
-    made = [_accumulator(c, graph.shapes[c.weight], taps, 1) for c in graph.consumers.values()]
-    return {a.consumer.name: 8 * a.features**2 for a in made}
+    made = _accumulators(graph, graph.consumers, inputs, taps)
+    return {name: 8 * accumulator.features**2 for name, accumulator in made.items()}
 
 
 def _as_part(progress: Progress | None, number: int, parts: int) -> Progress | None:
@@ -371,10 +377,7 @@ def _run_over(
     progress: Progress | None,
 ) -> Collector:
     """What the network shows on the batches, added up."""
-    accumulators = {
-        c.name: _accumulator(c, graph.shapes[c.weight], taps, inputs.count)
-        for c in map(graph.consumers.__getitem__, consumers)
-    }
+    accumulators = _accumulators(graph, consumers, inputs, taps)
     collector = Collector(model, accumulators, inputs.batch_statistics, seed)
     first = not consumers or consumers[0] == next(iter(graph.consumers))
     for unit in graph.units if first else ():
@@ -402,15 +405,41 @@ def padding_masks(batch: Inputs) -> list[Tensor]:
     return [m for m in masks if bool(m.any()) and not bool(m.all())]
 
 
-def _accumulator(consumer: Consumer, shape: Sequence[int], taps: str, batches: int) -> Accumulator:
+def _accumulators(
+    graph: Graph, names: Iterable[str], inputs: InputBatches, taps: str
+) -> dict[str, Accumulator]:
+    """By consumer, with nothing added up yet."""
+    positions: Counter[str] = Counter()
+    for layer in graph.layers:
+        positions[layer.weight] += layer.positions
+    examples = inputs.examples
+    made = {}
+    for consumer in map(graph.consumers.__getitem__, names):
+        shape, windows = graph.shapes[consumer.weight], None
+        if examples is not None:
+            windows = examples * positions[consumer.weight] // graph.batch
+        made[consumer.name] = _accumulator(consumer, shape, taps, inputs.count, windows)
+    return made
+
+
+def _accumulator(
+    consumer: Consumer,
+    shape: Sequence[int],
+    taps: str,
+    batches: int,
+    windows: int | None = None,
+) -> Accumulator:
     """Decide what is a feature: every tap, every input, or the channels of a flattened input.
 
-    `shape` is that of the consumer's weight.
+    `shape` is that of the consumer's weight, `windows` how often it will be applied in all, where
+    that is known.
     """
     inputs = shape[consumer.axis]
     kernel = consumer.taps(shape)
-    fits = inputs * kernel <= FEATURE_LIMIT
-    per_tap = kernel == 1 or (consumer.kind == "conv" and fits and taps != "channels")
+    features = inputs * kernel
+    enough = windows is None or windows >= FEWEST_PER_FEATURE * features
+    affordable = features <= FEATURE_LIMIT and enough and taps != "channels"
+    per_tap = kernel == 1 or (consumer.kind == "conv" and affordable)
     columns = None
     if inputs > FEATURE_LIMIT:
         columns = consumer.flattened_columns()

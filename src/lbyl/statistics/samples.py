@@ -66,10 +66,12 @@ VALUES_ON_DEVICE = 1 << 26  # and where memory is no concern and every call take
 def rows_at_once(width: int, device: torch.device) -> int:
     """How many rows of features are copied at a time.
 
-    As many as there are features take, in float32, half of the memory of their covariance.
+    As many as there are features take, in float32, half of the memory of their covariance; half as
+    many where sums copy them once more.
     """
-    values = VALUES_AT_ONCE if device.type == "cpu" else VALUES_ON_DEVICE
-    return max(width, values // max(1, width))
+    if device.type != "cpu":
+        return max(width, VALUES_ON_DEVICE // max(1, width))
+    return max(width // 2, VALUES_AT_ONCE // max(1, width))
 
 
 def thin(rows: Tensor, limit: int, generator: torch.Generator) -> Iterator[Tensor]:

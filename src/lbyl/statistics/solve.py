@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lbyl.torchkit.assumptions import holds
 from lbyl.torchkit.fallbacks import note
+from lbyl.torchkit.rows import convolves, row_products
 from lbyl.torchkit.tensors import is_finite, onto
 
 SOLVED = 1e-8  # relative residual of what counts as a solution
@@ -262,6 +263,18 @@ def add_symmetric(sums: Tensor, left: Tensor, right: Tensor, block: int = GRAM_B
         own = part[..., : part.shape[-2]]
         own.copy_((own + own.mT) / 2)
         sums[..., stretch, first:] += part
+    return sums
+
+
+def add_gram(sums: Tensor, rows: Tensor, block: int = GRAM_BLOCK) -> Tensor:
+    """sums += rows' · rows, but for what `mirror` fills in."""
+    if not convolves(rows):
+        return add_symmetric(sums, rows.T, rows, block)
+    parts = [part.contiguous() for part in rows.split(block, 1)]
+    for i, one in enumerate(parts):
+        for j, other in enumerate(parts[i:], i):
+            here, there = (slice(k * block, (k + 1) * block) for k in (i, j))
+            sums[here, there] += row_products(one, other)
     return sums
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lbyl.statistics.samples import Geometry
+from lbyl.torchkit.rows import row_products
 
 HALF = 0.56  # of a symmetric product that is computed by blocks
 WORTH = 0.7  # of the multiplications that rows would take: single products are small
@@ -112,7 +113,7 @@ def _cells(x: Tensor, down: Stretches, right: Stretches, move: tuple[int, ...]) 
         for y in range(top, bottom):
             one = x[y, left:end].reshape(-1, channels)
             other = x[y + move[0], left + move[1] : end + move[1]].reshape(-1, channels)
-            cell.addmm_(one.T, other)
+            cell += row_products(one, other)
     return cells
 
 
