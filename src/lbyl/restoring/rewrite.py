@@ -299,7 +299,7 @@ def _told(consumer: Consumer, solution: Solution) -> Written:
 
 
 def _all_measured(unit: Unit, statistics: Statistics | None) -> bool:
-    return statistics is not None and all(statistics.get(c) is not None for c in unit.consumers)
+    return statistics is not None and all(c in statistics.moments for c in unit.consumers)
 
 
 @dataclass(frozen=True)

@@ -463,7 +463,7 @@ def check_statistics(graph: Graph, statistics: Statistics) -> None:
     if statistics.moments and not any(name in statistics.moments for name in graph.consumers):
         raise LbylError("the statistics belong to another model: they know none of its layers")
     for name, consumer in graph.consumers.items():
-        moments = statistics.get(name)
+        moments = statistics.outlines.get(name)
         if moments is None:
             continue
         shape = graph.shapes[consumer.weight]

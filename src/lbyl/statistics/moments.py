@@ -151,6 +151,12 @@ class Statistics:
     def get(self, name: str) -> Moments | None:
         return self.moments.get(name)
 
+    @property
+    def outlines(self) -> Mapping[str, Moments]:
+        """Moments without covariances, where those wait on the disk: nothing is read for them."""
+        outlines: Mapping[str, Moments] = getattr(self.moments, "outlines", self.moments)
+        return outlines
+
     def without_weights(self) -> Statistics:
         """The same without what was worked out from the weights of the network that was run.
 

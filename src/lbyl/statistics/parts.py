@@ -41,7 +41,7 @@ class Stored(Mapping[str, Moments]):
         keep_no_more()
         self.device, self.room = device, room
         self._folder = tempfile.TemporaryDirectory(prefix="lbyl-", dir=_folder())
-        self._rest: dict[str, Moments] = {}  # without covariances,
+        self.outlines: dict[str, Moments] = {}  # without covariances,
         self._shapes: dict[str, torch.Size] = {}  # their shapes,
         self._files: dict[str, Path] = {}  # and where they lie
         self._recent: dict[str, Moments] = {}  # the last asked for comes last
@@ -57,18 +57,18 @@ class Stored(Mapping[str, Moments]):
                     f"statistics do not fit into memory, nor into {self._folder.name} ({error}): "
                     "let TMPDIR name a directory with more room"
                 ) from error
-            self._rest[name] = replace(one, covariance=matrix.new_empty(0), mixed=None)
+            self.outlines[name] = replace(one, covariance=matrix.new_empty(0), mixed=None)
             self._shapes[name], self._files[name] = matrix.shape, file
 
     def __getitem__(self, name: str) -> Moments:
         found = self._recent.pop(name, None)
         if found is None:
-            rest, shape = self._rest[name], self._shapes[name]
+            outline, shape = self.outlines[name], self._shapes[name]
             keep_no_more()
             self._make_room(8 * shape.numel())
             values = np.fromfile(self._files[name])
             matrix = torch.from_numpy(values).reshape(shape).to(self.device)
-            found = replace(rest, covariance=matrix)
+            found = replace(outline, covariance=matrix)
         self._recent[name] = found
         return found
 
@@ -81,13 +81,13 @@ class Stored(Mapping[str, Moments]):
         return sum(8 * self._shapes[name].numel() for name in self._recent)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rest)
+        return iter(self.outlines)
 
     def __len__(self) -> int:
-        return len(self._rest)
+        return len(self.outlines)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rest
+        return name in self.outlines
 
 
 def _folder() -> str | None:
