@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.inputs import batches
-from lbyl.inputs.batches import FreshInputs, image_count, inverted, procedural
+from lbyl.inputs.batches import FreshInputs, InputBatches, image_count, inverted, procedural
 from lbyl.inputs.procedural import procedural_images
 from support import small
 from support.published import stir
@@ -30,6 +30,49 @@ def test_large_images_run_a_few_at_a_time_and_no_batch_is_small(
     assert sizes(model, x, 45) == [20, 25]  # the last five join those before
     assert sizes(model, x, 35) == [20, 15]
     assert sizes(model, x, 5) == [5]
+
+
+def collection(x: Any, count: int, model: nn.Module | None = None) -> InputBatches:
+    return FreshInputs(model or nn.Identity(), x, count=count).collection()
+
+
+def test_smaller_batches_hold_the_same_images() -> None:
+    whole = collection(torch.zeros(1, 3, 8, 8), 40)
+    small = whole.at_most(16)
+    assert [len(batch) for batch in small.batches] == [16, 16, 8]
+    assert (small.count, small.examples, whole.examples) == (3, 40, 40)
+    assert torch.equal(torch.cat(list(small.batches)), torch.cat(list(whole.batches)))
+
+
+def test_smaller_batches_of_images_that_are_drawn_later_are_drawn_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "DRAWN_PIXELS", 1)
+    small = collection(torch.zeros(1, 3, 8, 8), 48).at_most(16)
+    drawn = list(small.batches)
+    assert [len(batch) for batch in drawn] == [16, 16, 16] and small.examples == 48
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(drawn, 2))
+
+
+class OnlyFours(nn.Module):
+    """Takes four images and no other number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(4, 3, 8, 8).mean((1, 2, 3))
+
+
+def test_a_network_of_one_batch_size_gets_no_smaller_ones() -> None:
+    whole = collection(torch.zeros(4, 3, 8, 8), 8, OnlyFours())
+    assert [len(batch) for batch in whole.at_most(2).batches] == [4, 4]
+
+
+def test_what_is_no_example_goes_with_every_batch() -> None:
+    table = torch.arange(5.0)
+    batch = {"image": torch.randn(12, 3, 6, 6), "table": table, "scale": torch.tensor(2.0)}
+    given = InputBatches([batch], 1, True, "procedural", divisible=True)
+    first, last = given.at_most(6).batches
+    assert torch.equal(torch.cat([first["image"], last["image"]]), batch["image"])
+    assert last["table"] is table and last["scale"].dim() == 0
 
 
 def test_batches_together_are_the_images() -> None:

@@ -96,6 +96,34 @@ def test_only_the_last_that_were_asked_for_stay(folder: Path) -> None:
     assert alone["2"] is not None and list(alone._recent) == ["2"]
 
 
+def test_what_waits_on_the_disk_is_not_read_to_be_checked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = build("bottleneck"), example("bottleneck")
+    little_memory(monkeypatch, 0)
+    statistics = lbyl.prepare(model, x, data=16).statistics()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    graph = lbyl.trace(model, x)
+    collect.check_statistics(graph, statistics)
+    with pytest.raises(FileNotFoundError):
+        statistics.get(next(iter(graph.consumers)))
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_batches_are_smaller_where_memory_is_short(
+    free: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = build("bottleneck"), example("bottleneck")
+    little_memory(monkeypatch, free)
+    monkeypatch.setattr(collect, "FEWEST_AT_ONCE", 10)
+    told: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: told.append(len(args[0])))
+    parts = len(lbyl.prepare(model, x, data=40).statistics().moments)
+    assert told[-4 * parts :] == [10] * (4 * parts) if free == 0 else told[-1] == 40
+
+
 def test_a_full_disk_says_what_to_do(folder: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no device that is always full")

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from lbyl.statistics import solve
 from lbyl.statistics.solve import (
+    add_symmetric,
     cholesky,
     deliver_weight,
     gram,
+    mirror,
     regress,
     regroup,
     ridge_inverse,
@@ -133,6 +135,47 @@ def test_a_single_row_that_is_off_is_seen(row: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(solve, "by_factor", off)
     assert deliver_weight(flat, covariance, KEPT, PRUNED, 0.1, flat @ covariance).mixed is None
+
+
+@pytest.mark.parametrize("place", range(len(KEPT)))
+def test_a_single_input_that_is_off_is_seen(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    covariance, flat = definite(7), torch.randn(5, 7).double()
+    by_factor = solve.by_factor
+
+    def off(factor: Tensor, right: Tensor) -> Tensor:
+        found = by_factor(factor, right)
+        found[place] *= 1.01
+        return found
+
+    monkeypatch.setattr(solve, "by_factor", off)
+    assert deliver_weight(flat, covariance, KEPT, PRUNED, 0.1, flat @ covariance).mixed is None
+
+
+def test_nothing_that_is_given_changes() -> None:
+    covariance, flat = definite(7), torch.randn(5, 7).double()
+    mixed = flat @ covariance
+    given = [x.clone() for x in (covariance, flat, mixed)]
+    deliver_weight(flat, covariance, KEPT, PRUNED, 0.1, mixed)
+    assert all(torch.equal(x, y) for x, y in zip((covariance, flat, mixed), given))
+
+
+def test_a_processor_makes_the_factor_where_the_matrix_was() -> None:
+    rows = torch.randn(3, 20, 30, dtype=torch.float64)
+    matrices = rows @ rows.mT
+    matrices[1, 4, 4] = -1.0
+    wanted, flags = torch.linalg.cholesky_ex(matrices)
+    factor, failed = cholesky(matrices)
+    assert factor.data_ptr() == matrices.data_ptr()
+    assert failed.tolist() == flags.tolist() and failed.tolist() != [0, 0, 0]
+    for number in (0, 2):
+        close(factor[number], wanted[number])
+
+
+def test_what_stands_between_is_multiplied_in() -> None:
+    left, between = torch.randn(70, 5).double(), definite(5)
+    sums = torch.eye(70).double()
+    found = mirror(add_symmetric(sums, left, left.T, 16, between), 16)
+    close(found, torch.eye(70).double() + left @ between @ left.T)
 
 
 def test_products_that_disagree_with_an_indefinite_covariance_are_left() -> None:

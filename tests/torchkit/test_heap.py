@@ -13,10 +13,12 @@ import torch
 from lbyl.torchkit import heap
 from lbyl.torchkit.heap import (
     AS_ALWAYS,
+    FRUGAL,
     KEPT,
     keep_no_more,
     look_at_idle_memory,
     memory_kept,
+    spare_memory,
 )
 
 PAGES = Path("/proc/self/statm")
@@ -49,6 +51,13 @@ with heap.memory_kept():
     note("no more")
     torch.ones(ROOM // 4)
     note("no more, again")
+with heap.memory_kept():
+    heap.spare_memory()
+    made = [torch.ones(ROOM // 64) for _ in range(16)]  # of 8 MB, which glibc would keep
+    smaller = [torch.ones(64) for _ in range(1000)]  # behind them
+    del made
+    heap.look_at_idle_memory()
+    note("sparing")
 idle = heap._idle_bytes()
 heap.free_bytes = lambda device: heap.PART * (idle + ROOM)
 with heap.memory_kept():
@@ -91,6 +100,23 @@ def test_where_memory_is_short_none_is_kept_any_more(resident: dict[str, float])
 
 
 @needs_glibc
+def test_where_memory_is_spared_no_large_block_stays(resident: dict[str, float]) -> None:
+    assert resident["sparing"] < 0.2
+
+
+@needs_glibc
+def test_memory_is_spared_inside_only_and_settings_come_back(settings: list[object]) -> None:
+    spare_memory()  # nobody is inside who would put them back
+    assert settings == []
+    with memory_kept():
+        spare_memory()
+        keep_no_more()
+        spare_memory()
+        assert settings == [KEPT, FRUGAL]
+    assert settings == [KEPT, FRUGAL, AS_ALWAYS]
+
+
+@needs_glibc
 def test_no_more_lies_idle_than_a_part_of_what_was_free(resident: dict[str, float]) -> None:
     assert 0.4 < resident["little idle"] < 0.9  # half of what may lie idle
     assert resident["much idle"] < 0.4
@@ -113,4 +139,5 @@ def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     with memory_kept():
         look_at_idle_memory()
         keep_no_more()
+        spare_memory()
         assert torch.ones(3).sum() == 3

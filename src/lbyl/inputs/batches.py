@@ -42,6 +42,7 @@ class InputBatches:
     batch_statistics: bool  # BatchNorm normalises by the batch, or as in use
     source: str  # "procedural", "inversion", "own", or what kind of text they are
     seconds: dict[str, float] = field(default_factory=dict)
+    divisible: bool = False  # whether smaller batches would do as well
 
     @property
     def examples(self) -> int | None:
@@ -50,6 +51,20 @@ class InputBatches:
             return sum(size for _, size in self.batches.sizes)
         counts = [_batch_of(batch) for batch in self.batches]
         return None if None in counts else sum(count for count in counts if count is not None)
+
+    def at_most(self, size: int) -> InputBatches:
+        """As many inputs of the same kind in batches of about `size` at most, where that may be."""
+        batches = self.batches
+        if not self.divisible:
+            return self
+        if isinstance(batches, DrawnLater):
+            sizes = [part for _, whole in batches.sizes for part in _sizes(whole, size)]
+            smaller: Sequence[Inputs] = replace(batches, sizes=tuple(enumerate(sizes)))
+        else:
+            smaller = [
+                part for batch in batches for part in _split(batch, len(_first(batch)), size)
+            ]
+        return replace(self, batches=smaller, count=len(smaller))
 
 
 BATCH_PIXELS = 1 << 22  # images × height × width that run at once,
@@ -304,6 +319,7 @@ class FreshInputs:
                 gains=self.gains,
                 common=self.common,
             )
+        drawn = replace(drawn, divisible=fixed is None and not _takes_lists(self.example_inputs))
         if fixed is not None and fixed < LEAST_BATCH:
             drawn = replace(drawn, batch_statistics=False)
         if self._channels_last:
@@ -416,10 +432,17 @@ def _sizes(total: int, per_batch: int) -> list[int]:
 
 
 def _split(inputs: Inputs, total: int, per_batch: int) -> list[Inputs]:
-    """Inputs in batches."""
+    """Inputs in batches; what is not there `total` times goes with each."""
     sizes = _sizes(total, per_batch)
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [_part(inputs, first, size) for first, size in zip(offsets, sizes)]
+
+    def part(x: Tensor, first: int, size: int) -> Tensor:
+        return x[first : first + size] if x.dim() and len(x) == total else x
+
+    return [
+        tree_map_only(Tensor, partial(part, first=first, size=size), inputs)
+        for first, size in zip(offsets, sizes)
+    ]
 
 
 def _takes_lists(inputs: Inputs) -> bool:

@@ -29,7 +29,8 @@ BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the b
 PRIOR = 0.01  # how much a gain that is far from one costs, in squared logarithms
 LOOKS, FEWEST = 64, 16  # images to look at;
 LOOKED_PIXELS = 1 << 22  # large ones are fewer
-SEEN_AT_ONCE = 8  # of them on a processor: filters make many numbers of every part
+SEEN_AT_ONCE = 8  # of them on a processor at most,
+NUMBERS_AT_ONCE = 1 << 21  # where filters make no more of all their parts
 WINDOW = 64  # pixels a side: the central ones are used
 POSITIONS = 32  # a side of what a filter gives: more are nearly alike
 ROUNDS, LARGEST_STEP = 30, 0.5  # of Gauss and Newton, in logarithms
@@ -166,14 +167,20 @@ def _products(ask: Ask, images: Tensor) -> tuple[Tensor, Tensor] | None:
     And the running variances (filters,).
     """
     seen, variance = Responses(), torch.zeros(0)
-    at_a_time = SEEN_AT_ONCE if images.device.type == "cpu" else len(images)
+    parts = (len(BLURS) + 1) * images.shape[1]
+    first = ask(images[:1])
+    if first is None:
+        return None
+    at_a_time = len(images)
+    if images.device.type == "cpu":
+        at_a_time = max(1, min(SEEN_AT_ONCE, NUMBERS_AT_ONCE // (parts * first.x.numel())))
     for some in images.split(at_a_time):
         whole, nothing = ask(some), ask(torch.zeros_like(some))
         if whole is None or nothing is None:
             return None
         variance = whole.variance.double().cpu()
         made = []
-        for gains in torch.eye((len(BLURS) + 1) * images.shape[1]):
+        for gains in torch.eye(parts):
             part = ask(SpectrumGains(gains.reshape(-1, images.shape[1]))(some))
             assert part is not None  # what took the whole takes a part
             made.append(part.x - nothing.x)

@@ -88,7 +88,8 @@ def restore(
     deliveries = deliver_all(method, {n: (weights[n], kept[n]) for n in wanted}, statistics)
     indices = kept_indices(graph, kept)
     mask = kept_mask(graph, kept)
-    values, attributes = sliced(model, indices), {}
+    values: dict[str, Tensor] = {}
+    attributes = {}
     if any(graph[n].attention is not None for n in kept):
         values |= layouts(graph, kept)
         attributes = head_attributes(model, graph, kept)
@@ -105,6 +106,7 @@ def restore(
         products = _products(graph, kept, statistics, state, indices, values)
     solved, written = _solved(solver, channel_cut, indices, progress)
     values |= solved
+    values |= sliced(model, indices, but=values)
     # Of units whose consumers are all solved on their own the matrix by channel is not written.
     reported = deliveries if method.by_unit else {}
     slim = cut(model, values, attributes)

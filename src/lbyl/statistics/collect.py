@@ -63,6 +63,11 @@ What a regression loses to a finite sample is about features/samples of what it 
 features take more than that asks for, up to `MOST_SAMPLES`, for they cost little.
 """
 
+FEWEST_AT_ONCE = (
+    32  # images whose BatchNorm by the batch is worth the name, however short memory is
+)
+AT_ONCE = 3  # activations of the widest layer: what it reads, what it makes, a copy
+
 HALF = (torch.float16, torch.bfloat16)
 SMALLEST_SQUARE = 1e-28  # sums of squares below it lose digits in float32
 LARGEST_SUM = 1e38  # and above it they do not fit
@@ -280,8 +285,12 @@ def collect(
     device = device_of(model)
     own = inputs.source == "own"  # whoever loads those may want all threads
     room = int(agreed(float(free_bytes(device) // 2)))
-    groups = in_parts(_sizes(graph, inputs, taps), room) or [[]]
-    stored = Stored(device, room // 2) if len(groups) > 1 else None
+    sizes = _sizes(graph, inputs, taps)
+    groups = in_parts(sizes, room) or [[]]
+    stored = None
+    if len(groups) > 1:
+        stored = Stored(device, room // 2)
+        inputs = inputs.at_most(max(FEWEST_AT_ONCE, max(sizes.values()) // _held_each(graph)))
     parts = []
     with noting() as notes, nullcontext() if own else threads_for(device):
         for number, names in enumerate(groups):
@@ -311,6 +320,12 @@ def _sizes(graph: Graph, inputs: InputBatches, taps: str) -> dict[str, int]:
     """Consumer → the bytes of its second moments."""
     made = _accumulators(graph, graph.consumers, inputs, taps)
     return {name: 8 * accumulator.features**2 for name, accumulator in made.items()}
+
+
+def _held_each(graph: Graph) -> int:
+    """Bytes of one example's activations so that all of them together take half as much."""
+    made = (n.positions * graph.shapes[n.weight][n.output_axis] for n in graph.layers)
+    return 2 * AT_ONCE * 4 * max(1, max(made, default=0) // graph.batch)
 
 
 def _as_part(progress: Progress | None, number: int, parts: int) -> Progress | None:

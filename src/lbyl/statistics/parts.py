@@ -13,7 +13,7 @@ import torch
 
 from lbyl.errors import LbylError
 from lbyl.statistics.moments import Moments
-from lbyl.torchkit.heap import keep_no_more
+from lbyl.torchkit.heap import spare_memory
 
 LARGE_FILES = Path("/var/tmp")  # where they belong on Unix: /tmp may lie in memory itself
 
@@ -38,7 +38,7 @@ class Stored(Mapping[str, Moments]):
     """
 
     def __init__(self, device: torch.device, room: int) -> None:
-        keep_no_more()
+        spare_memory()
         self.device, self.room = device, room
         self._folder = tempfile.TemporaryDirectory(prefix="lbyl-", dir=_folder())
         self.outlines: dict[str, Moments] = {}  # without covariances,
@@ -64,7 +64,7 @@ class Stored(Mapping[str, Moments]):
         found = self._recent.pop(name, None)
         if found is None:
             outline, shape = self.outlines[name], self._shapes[name]
-            keep_no_more()
+            spare_memory()
             self._make_room(8 * shape.numel())
             values = np.fromfile(self._files[name])
             matrix = torch.from_numpy(values).reshape(shape).to(self.device)

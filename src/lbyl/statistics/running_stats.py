@@ -183,14 +183,14 @@ def _by_outputs(
     # No number that is added to a covariance is larger than this.
     largest = regression.square().sum((-2, -1)) * change.square().sum((-2, -1)).sqrt()
     good = (failed == 0) & (largest + shift.sum(-1)).isfinite()
-    regression, change = (x.where(good[..., None, None], 0.0) for x in (regression, change))
-    added = regression @ change
-    mirror(add_symmetric(old, added, regression.mT))
+    for x in (regression, change):
+        x.masked_fill_(~good[..., None, None], 0.0)
+    mirror(add_symmetric(old, regression, regression.mT, between=change))
     mixed = None
     if WIDER * weight.shape[-2] <= weight.shape[-1]:
         # W R is I − noise Σ⁻¹, Σ being the outputs' covariance with the noise.
         seen = change - noise[..., None, None] * by_factor(root, change)
-        mixed = across.mT + seen @ regression.mT
+        mixed = across.mT.baddbmm_(seen, regression.mT)
     return Matched(old, shift, good, mixed)
 
 

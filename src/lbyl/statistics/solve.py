@@ -40,19 +40,22 @@ def deliver_weight(
     """
     if not len(pruned):
         return Delivered(flat[:, kept], mixed, mixed)
-    own = flat[:, kept]
     if mixed is not None:
-        delivered = _by_products(own, covariance, kept, ridge, mixed[:, kept])
+        delivered = _by_products(flat[:, kept], covariance, kept, ridge, mixed[:, kept])
         if delivered is not None:
             return delivered
     carried = flat[:, pruned] @ covariance[pruned[:, None], kept]
-    return Delivered(own + solve_ridge(carried, covariance[kept[:, None], kept], ridge))
+    solved = solve_ridge(carried, covariance[kept[:, None], kept], ridge)
+    return Delivered(flat[:, kept] + solved)
 
 
 def _by_products(
     own: Tensor, covariance: Tensor, kept: Tensor, ridge: float, mixed: Tensor
 ) -> Delivered | None:
-    """The same from V_P and (V C)_P; None where the covariance has no Cholesky factor."""
+    """The same from V_P and (V C)_P; None where the covariance has no Cholesky factor.
+
+    Changes `own`.
+    """
     found = _from_products(own, mixed, covariance[kept[:, None], kept], ridge)
     if not (holds(found.factored) and is_finite(found.weight)):
         return None
@@ -76,7 +79,7 @@ def _from_products(
     """(V C + εV)_P (C_PP + εI)⁻¹ from V_P, (V C)_P and C_PP, of one problem or of several.
 
     `filled` (…, t) are flags of rows that stand for nothing, of which only zeros are given.
-    Changes `matrix`.
+    Changes `own` and `matrix`: several of their size need not be held.
     """
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     total = diagonal.sum(-1)
@@ -85,17 +88,20 @@ def _from_products(
     by_row = epsilon[..., None]
     diagonal.add_(by_row if filled is None else torch.where(filled, 1.0, by_row))
     by_row = by_row[..., None]
-    right = torch.addcmul(mixed, own, by_row.expand_as(own))
+    right = own.mul_(by_row).add_(mixed)
+    # Seen at one mixture of the inputs, of which the matrix itself must tell: its factor, which
+    # may take its place, might be poor.
+    some = torch.linspace(-1, 1, right.shape[-1], dtype=right.dtype, device=right.device).cos()
+    seen = matrix @ some
     factor, failed = cholesky(matrix)
     solution = by_factor(factor, right.mT).mT
-    # Seen at one mixture of the rows, which needs the matrix itself: its factor might be poor.
-    some = torch.linspace(-1, 1, own.shape[-2], dtype=own.dtype, device=own.device).cos()
-    asked, weights = some @ right, some @ solution
-    off = (matrix @ weights[..., None])[..., 0] - asked
+    asked = right @ some
+    off = (solution @ seen[..., None])[..., 0] - asked
     checked = off.norm(dim=-1) <= SOLVED * asked.norm(dim=-1)
     # Of inputs that never vary the difference is rounding, and nothing would be small beside it.
     varies = (total > 0)[..., None, None]
-    return _Products(solution, (right - by_row * solution) * varies, failed == 0, checked)
+    times = right.addcmul_(solution, by_row, value=-1).mul_(varies)
+    return _Products(solution, times, failed == 0, checked)
 
 
 SPLIT = 2000  # rows from which a device factors a matrix by quarters; no result depends on it
@@ -104,11 +110,17 @@ SPLIT = 2000  # rows from which a device factors a matrix by quarters; no result
 def cholesky(matrix: Tensor, split: int | None = None) -> tuple[Tensor, Tensor]:
     """The lower factor of a matrix, or of several, and flags other than 0 where there is none.
 
-    From `split` rows on by quarters, as a device wants it: most of it are then products, which that
+    On a processor it takes the place of the matrix, which need not be held twice. From `split` rows
+    on by quarters, as a device wants it: most of it are then products, which that
     computes ten times as fast as factors.
     """
     size = matrix.shape[-1]
     split = SPLIT if split is None and matrix.is_cuda else split
+    if split is None and not matrix.is_cuda:
+        factor = matrix.mT  # in the order in which the library wants it
+        failed = matrix.new_empty(matrix.shape[:-2], dtype=torch.int32)
+        torch.linalg.cholesky_ex(factor, out=(factor, failed))
+        return factor, failed
     if split is None or size < split:
         return torch.linalg.cholesky_ex(matrix)
     half = size // 2
@@ -126,12 +138,12 @@ def cholesky(matrix: Tensor, split: int | None = None) -> tuple[Tensor, Tensor]:
 
 
 def by_factor(factor: Tensor, right: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹ · right, L being a Cholesky factor."""
-    if not factor.is_cuda:
-        return torch.cholesky_solve(right, factor)
-    # On a device that is waited for, and takes longer.
+    """(L Lᵀ)⁻¹ · right, L being a Cholesky factor.
+
+    Not by torch's `cholesky_solve`, which copies the factor and has a device wait.
+    """
     half = torch.linalg.solve_triangular(factor, right, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True, out=half)
 
 
 class Regression(NamedTuple):
@@ -255,11 +267,21 @@ def symmetric_product(left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> T
     return mirror(add_symmetric(sums, left, right, block), block)
 
 
-def add_symmetric(sums: Tensor, left: Tensor, right: Tensor, block: int = GRAM_BLOCK) -> Tensor:
-    """sums += left · right, which is known to be symmetric, but for what `mirror` fills in."""
+def add_symmetric(
+    sums: Tensor,
+    left: Tensor,
+    right: Tensor,
+    block: int = GRAM_BLOCK,
+    between: Tensor | None = None,
+) -> Tensor:
+    """sums += left · right, which is known to be symmetric, but for what `mirror` fills in.
+
+    Where something stands `between` them, it is multiplied in block by block.
+    """
     for first in range(0, sums.shape[-1], block):
         stretch = slice(first, first + block)
-        part = left[..., stretch, :] @ right[..., first:]
+        rows = left[..., stretch, :] if between is None else left[..., stretch, :] @ between
+        part = rows @ right[..., first:]
         own = part[..., : part.shape[-2]]
         own.copy_((own + own.mT) / 2)
         sums[..., stretch, first:] += part

@@ -20,10 +20,12 @@ from lbyl.torchkit.copies import deep_copy
 from lbyl.torchkit.tensors import laid_out_as, replace_tensors, shape_of, tensors
 
 
-def sliced(model: nn.Module, indices: Mapping[Axis, Tensor]) -> dict[str, Tensor]:
-    """New values of all parameters that lose channels, nothing else changed."""
+def sliced(
+    model: nn.Module, indices: Mapping[Axis, Tensor], but: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """New values of all parameters that lose channels, nothing else changed, `but` for some."""
     state = tensors(model)
-    names = dict.fromkeys(name for name, _ in indices)
+    names = dict.fromkeys(name for name, _ in indices if name not in but)
     if names:  # in one go: there are hundreds
         indices = indices_on(indices, state[next(iter(names))].device)
     return {name: take(state[name].detach(), name, indices) for name in names}

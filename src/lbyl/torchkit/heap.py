@@ -23,10 +23,13 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # glibc's names for its s
 # Where glibc itself arrives once blocks of 32 MB were freed; once told, it moves no more.
 AS_ALWAYS = {MMAP_MAX: 1 << 16, MMAP_THRESHOLD: 1 << 25, TRIM_THRESHOLD: 1 << 26}
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: (1 << 31) - 1}
+# Every block of a megabyte goes back when it is freed: smaller ones between them would hold them.
+FRUGAL = {MMAP_MAX: 1 << 16, MMAP_THRESHOLD: 1 << 20, TRIM_THRESHOLD: 1 << 20}
 PART = 16  # of the memory that is free at the start, so much of it may lie idle
 
 _lock = threading.Lock()
 _most = 0  # bytes that may lie idle; 0: none are kept
+_told: dict[int, int] | None = None  # what glibc goes by; None where nobody is inside
 
 
 @once_for_all
@@ -36,31 +39,54 @@ def memory_kept() -> Iterator[None]:
 
     Without glibc (2.33 or later) nothing happens, nor where another allocator has taken its place.
     """
-    global _most
+    global _most, _told
     with _lock:
         _most = 0 if _library() is None else free_bytes(torch.device("cpu")) // PART
+        _told = AS_ALWAYS
         if _most:
             _set(KEPT)
+            _told = KEPT
     try:
         yield
     finally:
-        keep_no_more()
+        with _lock:
+            _go_by(AS_ALWAYS)
+            _told = None
 
 
 def keep_no_more() -> None:
-    """From now on, until all have left, memory goes back at once: there is little of it."""
-    global _most
-    library = _library()
+    """From now on, until all have left, large blocks go back when they are freed."""
     with _lock:
-        if _most and library is not None:
-            _most = 0
-            _set(AS_ALWAYS)
-            library.malloc_trim(0)
+        if _told is KEPT:
+            _go_by(AS_ALWAYS)
+
+
+def spare_memory() -> None:
+    """From now on, until all have left, freed blocks go back: there is little memory.
+
+    Those that lie idle already do so whenever this is called.
+    """
+    with _lock:
+        if _told is not None:
+            _go_by(FRUGAL)
+
+
+def _go_by(values: dict[int, int]) -> None:
+    """Settings for the rest of the time, and what lies idle given back."""
+    global _most, _told
+    library = _library()
+    if library is not None:
+        if _told is not values:
+            _set(values)
+        library.malloc_trim(0)
+    _most, _told = 0, values
 
 
 def look_at_idle_memory() -> None:
     """Keep no more where too much of it lies idle: blocks of other sizes do not fit into gaps."""
-    if _most and _idle_bytes() > _most:
+    if _told is FRUGAL:
+        spare_memory()
+    elif _most and _idle_bytes() > _most:
         keep_no_more()
 
 
