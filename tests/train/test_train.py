@@ -344,6 +344,7 @@ history = train(model, (images[:1400], labels[:1400]), (images[1400:], labels[14
 assert torch.distributed.get_world_size() == 2
 save_file(model.state_dict(), f"{out}/rank{rank}.safetensors",
           {"accuracy": str(history[-1]["eval_accuracy"]), "loss": str(history[-1]["train_loss"])})
+torch.distributed.barrier()  # nobody goes while the other still has something to say
 torch.distributed.destroy_process_group()
 """
 

@@ -61,9 +61,8 @@ class InputBatches:
             sizes = [part for _, whole in batches.sizes for part in _sizes(whole, size)]
             smaller: Sequence[Inputs] = replace(batches, sizes=tuple(enumerate(sizes)))
         else:
-            smaller = [
-                part for batch in batches for part in _split(batch, len(_first(batch)), size)
-            ]
+            sized = [(batch, _batch_of(batch) or 1) for batch in batches]
+            smaller = [part for batch, own in sized for part in _split(batch, own, size)]
         return replace(self, batches=smaller, count=len(smaller))
 
 

@@ -63,9 +63,7 @@ What a regression loses to a finite sample is about features/samples of what it 
 features take more than that asks for, up to `MOST_SAMPLES`, for they cost little.
 """
 
-FEWEST_AT_ONCE = (
-    32  # images whose BatchNorm by the batch is worth the name, however short memory is
-)
+FEWEST_AT_ONCE = 32  # images, for BatchNorm by the batch, however short memory is
 AT_ONCE = 3  # activations of the widest layer: what it reads, what it makes, a copy
 
 HALF = (torch.float16, torch.bfloat16)

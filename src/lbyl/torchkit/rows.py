@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-IMAGES, LINES = (
-    16,
-    4,
-)  # that rows are shown as: fewer images would be convolved by the first library
+# What rows are shown as; fewer images would be convolved by the first library.
+IMAGES, LINES = 16, 4
 GROUP = IMAGES * LINES
 FEWEST_ROWS, FEWEST_COLUMNS = 256, 64  # of smaller ones the preparations are what takes time
 WIDEST = "AVX512"  # torch's name for the instructions; where there are none both are as quick
