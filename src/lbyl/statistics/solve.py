@@ -290,7 +290,7 @@ def add_symmetric(
 
 def add_gram(sums: Tensor, rows: Tensor, block: int = GRAM_BLOCK) -> Tensor:
     """sums += rows' · rows, but for what `mirror` fills in."""
-    if not convolves(rows):
+    if not convolves(rows, rows):
         return add_symmetric(sums, rows.T, rows, block)
     parts = [part.contiguous() for part in rows.split(block, 1)]
     for i, one in enumerate(parts):

@@ -1,11 +1,15 @@
 """Products of long rows, by the quicker of the two libraries that torch has on a processor.
 
-torch multiplies matrices with one library and convolves with another, and only the second uses the
-widest instructions of every maker's processors. What a convolution of 1×1 calls the gradient of its
-weight is a product of rows: so that is what is asked for.
+torch multiplies matrices with one library and convolves with another, and on AMD's processors only
+the second uses their widest instructions. What a convolution of 1×1 calls the gradient of its
+weight is a product of rows: so that is what is asked for there.
 """
 
 from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,13 +18,13 @@ from torch.nn.grad import conv2d_weight
 # What rows are shown as; fewer images would be convolved by the first library.
 IMAGES, LINES = 16, 4
 GROUP = IMAGES * LINES
-FEWEST_ROWS, FEWEST_COLUMNS = 256, 64  # of smaller ones the preparations are what takes time
-WIDEST = "AVX512"  # torch's name for the instructions; where there are none both are as quick
+FEWEST_PRODUCTS = 1 << 23  # of numbers: of fewer the preparations are what takes time
+TOLD = 1 << 12  # characters of what Linux tells of the first processor
 
 
 def row_products(one: Tensor, other: Tensor) -> Tensor:
     """(c, d): oneᵀ · other, of rows (n, c) and (n, d)."""
-    if not (convolves(one) and convolves(other)):
+    if not convolves(one, other):
         return one.T @ other
     whole = len(one) - len(one) % GROUP
     images = [
@@ -32,13 +36,25 @@ def row_products(one: Tensor, other: Tensor) -> Tensor:
     return products if whole == len(one) else products.addmm_(one[whole:].T, other[whole:])
 
 
-def convolves(rows: Tensor) -> bool:
+def convolves(one: Tensor, other: Tensor) -> bool:
     """Whether products of such rows are quicker as gradients of a convolution."""
     return (
-        rows.device.type == "cpu"
-        and rows.dtype == torch.float32
-        and len(rows) >= FEWEST_ROWS
-        and rows.shape[1] >= FEWEST_COLUMNS
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.cpu.get_cpu_capability().startswith(WIDEST)
+        one.device.type == "cpu"
+        and one.dtype == other.dtype == torch.float32
+        and len(one) >= GROUP
+        and one.numel() * other.shape[1] >= FEWEST_PRODUCTS
+        and _convolutions_are_quicker()
     )
+
+
+@cache
+def _convolutions_are_quicker() -> bool:
+    """Whether this is a processor of AMD's with AVX-512, of which MKL uses half the width."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as told:
+            maker = told.read(TOLD)
+    except OSError:  # not Linux
+        maker = platform.processor()
+    return "AuthenticAMD" in maker and "AVX512" in torch.backends.cpu.get_cpu_capability()
