@@ -117,7 +117,7 @@ def test_batches_are_smaller_where_memory_is_short(
 ) -> None:
     model, x = build("bottleneck"), example("bottleneck")
     little_memory(monkeypatch, free)
-    monkeypatch.setattr(collect, "FEWEST_AT_ONCE", 10)
+    monkeypatch.setattr(collect, "FEWEST_TOGETHER", 10)
     told: list[int] = []
     model.register_forward_pre_hook(lambda module, args: told.append(len(args[0])))
     parts = len(lbyl.prepare(model, x, data=40).statistics().moments)

@@ -434,14 +434,7 @@ def _split(inputs: Inputs, total: int, per_batch: int) -> list[Inputs]:
     """Inputs in batches; what is not there `total` times goes with each."""
     sizes = _sizes(total, per_batch)
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-
-    def part(x: Tensor, first: int, size: int) -> Tensor:
-        return x[first : first + size] if x.dim() and len(x) == total else x
-
-    return [
-        tree_map_only(Tensor, partial(part, first=first, size=size), inputs)
-        for first, size in zip(offsets, sizes)
-    ]
+    return [_part(inputs, first, size, total) for first, size in zip(offsets, sizes)]
 
 
 def _takes_lists(inputs: Inputs) -> bool:
@@ -458,8 +451,14 @@ def _image_lists(inputs: Inputs, total: int, seed: int, device: torch.device) ->
     return [(list(part), *inputs[1:]) for part in images.split(LISTED_BATCH)]
 
 
-def _part(inputs: Inputs, first: int, size: int) -> Inputs:
-    return tree_map_only(Tensor, lambda x: x[first : first + size] if x.dim() else x, inputs)
+def _part(inputs: Inputs, first: int, size: int, total: int | None = None) -> Inputs:
+    """Some of the examples; what is not there `total` times, where that is told, is none."""
+
+    def taken(x: Tensor) -> Tensor:
+        each = x.dim() and total in (None, len(x))
+        return x[first : first + size] if each else x
+
+    return tree_map_only(Tensor, taken, inputs)
 
 
 def _like(x: Tensor, total: int, batch: int, seed: int, gains: SpectrumGains | None) -> Tensor:

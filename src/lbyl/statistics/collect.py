@@ -63,8 +63,8 @@ What a regression loses to a finite sample is about features/samples of what it 
 features take more than that asks for, up to `MOST_SAMPLES`, for they cost little.
 """
 
-FEWEST_AT_ONCE = 32  # images, for BatchNorm by the batch, however short memory is
-AT_ONCE = 3  # activations of the widest layer: what it reads, what it makes, a copy
+FEWEST_TOGETHER = 32  # images, for BatchNorm by the batch, however short memory is
+ACTIVATIONS = 3  # of the widest layer that are held at once: what it reads, what it makes, a copy
 
 HALF = (torch.float16, torch.bfloat16)
 SMALLEST_SQUARE = 1e-28  # sums of squares below it lose digits in float32
@@ -288,7 +288,10 @@ def collect(
     stored = None
     if len(groups) > 1:
         stored = Stored(device, room // 2)
-        inputs = inputs.at_most(max(FEWEST_AT_ONCE, max(sizes.values()) // _held_each(graph)))
+        # Activations take half as much as the largest statistics.
+        inputs = inputs.at_most(
+            max(FEWEST_TOGETHER, max(sizes.values()) // (2 * _held_each(graph)))
+        )
     parts = []
     with noting() as notes, nullcontext() if own else threads_for(device):
         for number, names in enumerate(groups):
@@ -321,9 +324,9 @@ def _sizes(graph: Graph, inputs: InputBatches, taps: str) -> dict[str, int]:
 
 
 def _held_each(graph: Graph) -> int:
-    """Bytes of one example's activations so that all of them together take half as much."""
+    """Bytes of the activations that one example has at once."""
     made = (n.positions * graph.shapes[n.weight][n.output_axis] for n in graph.layers)
-    return 2 * AT_ONCE * 4 * max(1, max(made, default=0) // graph.batch)
+    return ACTIVATIONS * 4 * max(1, max(made, default=0) // graph.batch)
 
 
 def _as_part(progress: Progress | None, number: int, parts: int) -> Progress | None:
