@@ -134,6 +134,95 @@ def test_an_onnx_file_is_compressed_saved_and_loaded_in_one_call(tmp_path: Path)
     assert slim(x).shape == (3, 4) and count[0] < 0.7 * count[1]
 
 
+def rewritten(path: Path, out: Path, change: Callable[[Any], None]) -> Path:
+    onnx = pytest.importorskip("onnx")
+    file = onnx.load(str(path))
+    change(file.graph)
+    onnx.save(file, str(out))
+    return out
+
+
+def test_weights_that_an_exporter_wrote_as_nodes_are_weights(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnx2torch")
+    model, x = small(), torch.randn(3, 3, 12, 12)
+    export_onnx(model, x, tmp_path / "net.onnx")
+
+    def as_nodes(graph: Any) -> None:
+        tensors = list(graph.initializer)
+        del graph.initializer[:]
+        for place, tensor in enumerate(tensors):
+            node = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
+            graph.node.insert(place, node)
+
+    network = resolve(str(rewritten(tmp_path / "net.onnx", tmp_path / "nodes.onnx", as_nodes)))
+    torch.testing.assert_close(network.model(x), model(x), atol=1e-5, rtol=1e-4)
+    slim = lbyl.compress(network.model, x, ratio=0.5, criterion="l2", data=16, progress=False)
+    assert slim.model(x).shape == (3, 4)
+    assert sum(p.numel() for p in slim.model.parameters()) < 0.7 * sum(
+        p.numel() for p in model.parameters()
+    )
+
+
+def test_a_weight_that_is_moved_about_and_parts_of_one_size_fix_no_width(tmp_path: Path) -> None:
+    """As Paddle writes a bias (reshaped, then added), and PyTorch a tensor in equal parts."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnx2torch")
+    make, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
+    kernels = {
+        "first": torch.randn(8, 3, 3, 3),
+        "left": torch.randn(8, 4, 3, 3),
+        "last": torch.randn(4, 8, 1, 1),
+        "bias": torch.randn(8),
+    }
+    weights = [tensor(value.numpy(), name) for name, value in kernels.items()]
+    shape, parts = torch.tensor([1, 8, 1, 1]), torch.tensor([4, 4])
+    nodes = [
+        make("Conv", ["x", "first"], ["a"], pads=[1, 1, 1, 1]),
+        make("Constant", [], ["shape"], value=tensor(shape.numpy())),
+        make("Reshape", ["bias", "shape"], ["wide"]),
+        make("Add", ["a", "wide"], ["b"]),
+        make("Relu", ["b"], ["c"]),
+        make("Constant", [], ["parts"], value=tensor(parts.numpy())),
+        make("Split", ["c", "parts"], ["d", "e"], axis=1),
+        make("Mul", ["d", "e"], ["f"]),
+        make("Conv", ["f", "left"], ["g"], pads=[1, 1, 1, 1]),
+        make("Relu", ["g"], ["h"]),
+        make("Conv", ["h", "last"], ["y"]),
+    ]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, width, 12, 12])
+        for name, width in (("x", 3), ("y", 4))
+    ]
+    graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[1:], weights)
+    file = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)])
+    onnx.save(file, str(tmp_path / "net.onnx"))
+    network = resolve(str(tmp_path / "net.onnx"))
+    x = torch.randn(1, 3, 12, 12)
+    conv = nn.functional.conv2d
+    c = (conv(x, kernels["first"], padding=1) + kernels["bias"][None, :, None, None]).relu()
+    g = conv(c[:, :4] * c[:, 4:], kernels["left"], padding=1).relu()
+    torch.testing.assert_close(network.model(x), conv(g, kernels["last"]), atol=1e-4, rtol=1e-4)
+    slim = lbyl.compress(network.model, x, ratio=0.5, criterion="l2", data=16, progress=False)
+    shapes = sorted(tuple(p.shape) for p in slim.model.parameters() if p.ndim == 4 and len(p) > 1)
+    assert shapes == [(4, 2, 3, 3), (4, 3, 3, 3), (4, 4, 1, 1)]
+
+
+def test_a_file_for_images_of_any_size_asks_for_one(tmp_path: Path) -> None:
+    pytest.importorskip("onnx2torch")
+    export_onnx(small(), torch.randn(3, 3, 12, 12), tmp_path / "net.onnx")
+
+    def opened(graph: Any) -> None:
+        for side, name in ((2, "height"), (3, "width")):
+            graph.input[0].type.tensor_type.shape.dim[side].dim_param = name
+
+    path = rewritten(tmp_path / "net.onnx", tmp_path / "open.onnx", opened)
+    with pytest.raises(LbylError, match="--input-size") as error:
+        resolve(str(path))
+    assert "\n" not in str(error.value)
+    assert resolve(str(path), input_shape=(12,)).input_shape == (3, 12, 12)
+
+
 def test_what_is_no_onnx_file_is_said_in_a_line(tmp_path: Path) -> None:
     pytest.importorskip("onnx2torch")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nothing of the kind")

@@ -27,6 +27,7 @@ class Network:
     std: tuple[float, ...] = IMAGENET_STD
     weights: str | None = None  # None: as the factory made it, which mostly means untrained
     classes: int | None = None  # None: as many as the architecture has of itself
+    unsized: bool = False  # whether it takes images of any size and says nothing of which
 
     @property
     def flatten(self) -> bool:

@@ -49,6 +49,11 @@ def resolve(
         _fill(network.model, Path(weights))
         network = replace(network, weights=str(weights))
     network.model.eval()
+    if input_shape is None and network.unsized:
+        raise LbylError(
+            f"{name} takes images of any size: say which it is to be compressed for, with "
+            "--input-size 320 or 3x320x480 (in Python: input_shape=)"
+        )
     if input_shape is not None and not isinstance(network.example, dict):
         shape = _completed(tuple(input_shape), network.input_shape)
         network = replace(network, input_shape=shape, example=_zeros(network.example, shape))

@@ -10,9 +10,9 @@ import torch
 from lbyl.errors import LbylError
 from lbyl.models.network import Network
 from lbyl.models.sources.base import imported, register
+from lbyl.models.sources.onnx_graph import readable
 from lbyl.torchkit.format import first_line
 
-OPSET = 17  # the newest that onnx2torch knows all of
 FREE = 1  # the length of a batch, and of every other dimension that a file leaves open
 
 
@@ -26,29 +26,20 @@ def from_onnx(name: str, word: str | None, classes: int | None) -> Network:
         raise LbylError(f"there is no file {path}")
     onnx, reader = imported("onnx", "onnx"), imported("onnx2torch", None)
     try:
-        model = _older(onnx, onnx.load(str(path)))
-        shapes = [_shape(entry) for entry in _inputs(model)]
-        made: torch.nn.Module = reader.convert(model)
-    except NotImplementedError as error:
-        raise LbylError(f"onnx2torch does not read {path}: {first_line(error)}") from error
+        model = readable(onnx.load(str(path)))
+        entries = _inputs(model)
+        shapes = [_shape(entry) for entry in entries]
     except Exception as error:  # a damaged file raises many unrelated types
         raise LbylError(f"{path} is no readable ONNX file: {first_line(error)}") from error
     if len(shapes) != 1:
         raise LbylError(f"{path} takes {len(shapes)} inputs: give its network as FILE.py:FUNCTION")
-    return Network("", made, torch.zeros(FREE, *shapes[0]), shapes[0], weights=str(path))
-
-
-def _older(onnx: Any, model: Any) -> Any:
-    """The same in a version that the reader knows."""
-    version = max((o.version for o in model.opset_import if not o.domain), default=0)
-    if version > OPSET:
-        model = imported("onnx.version_converter", "onnx").convert_version(model, OPSET)
-    for node in model.graph.node:
-        if node.op_type == "Reshape":  # says what a length of 0 means: nothing here is empty
-            kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-    return model
+    try:
+        made: torch.nn.Module = reader.convert(model)
+    except Exception as error:  # what it does not know it tells in many unrelated types
+        said = first_line(error) or type(error).__name__
+        raise LbylError(f"onnx2torch does not read {path}: {said}") from error
+    example = torch.zeros(FREE, *shapes[0])
+    return Network("", made, example, shapes[0], weights=str(path), unsized=_open_sides(entries[0]))
 
 
 def _inputs(model: Any) -> list[Any]:
@@ -61,3 +52,9 @@ def _shape(entry: Any) -> tuple[int, ...]:
     """Of one example, without the batch."""
     sizes = [dimension.dim_value or FREE for dimension in entry.type.tensor_type.shape.dim]
     return tuple(sizes[1:])
+
+
+def _open_sides(entry: Any) -> bool:
+    """Whether a file takes images of any size: of one pixel, most networks have nothing to say."""
+    dimensions = entry.type.tensor_type.shape.dim
+    return len(dimensions) == 4 and not all(dimension.dim_value for dimension in dimensions[2:])
