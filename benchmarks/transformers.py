@@ -41,6 +41,7 @@ from benchmarks.common.text import (
     perplexity,
 )
 from lbyl.planning.plan import Plan
+from lbyl.statistics.collect import collect
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model
 from lbyl.torchkit.files import write_json
@@ -91,8 +92,17 @@ def sliced(prepared: lbyl.Prepared, ratio: float) -> nn.Module:
     return slim
 
 
+def on_these_texts_alone(prepared: lbyl.Prepared) -> lbyl.Prepared:
+    """The same network for methods of others, which know nothing but the texts given."""
+    if prepared.own is None:
+        return prepared
+    known = collect(prepared.model, prepared.graph, prepared.own)
+    return lbyl.prepare(prepared.model, prepared.example_inputs, data=known, include=LAYERS)
+
+
 def ways(prepared: lbyl.Prepared, refine: int) -> dict[str, Slim]:
     """What is compared, each a function of the ratio."""
+    plain = on_these_texts_alone(prepared)
 
     def by(criterion: str | None, method: Any, steps: int = 0) -> Slim:
         return lambda ratio: (
@@ -102,7 +112,7 @@ def ways(prepared: lbyl.Prepared, refine: int) -> dict[str, Slim]:
         )
 
     def planned(kind: str, method: Any) -> Slim:
-        return lambda ratio: prepared.compress(selected(prepared, ratio, kind), method=method).model
+        return lambda ratio: plain.compress(selected(plain, ratio, kind), method=method).model
 
     flap = lbyl.methods.resolve("none")
     made = {
@@ -110,7 +120,7 @@ def ways(prepared: lbyl.Prepared, refine: int) -> dict[str, Slim]:
         "echo after l2": by("l2", "echo"),
         "FLAP-style, bias": planned("flap", type(flap)(correction="mean")),
         "wanda-style, cut": planned("wanda", "none"),
-        "SliceGPT-style, bound": lambda ratio: sliced(prepared, ratio),
+        "SliceGPT-style, bound": lambda ratio: sliced(plain, ratio),
         "l2, cut": by("l2", "none"),
     }
     return made | ({f"echo, {refine} steps": by("echo", "echo", refine)} if refine else {})

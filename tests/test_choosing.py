@@ -91,12 +91,17 @@ def test_a_spared_unit_is_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_own_inputs_are_what_networks_are_compared_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = torch.randn(24, *example("bottleneck").shape[1:])
+    own = torch.randn(160, *example("bottleneck").shape[1:])
     network = prepared(data=[own[:12], own[12:]])
     monkeypatch.setattr(
         batches.FreshInputs, "judging", lambda *a: pytest.fail("procedural inputs were drawn")
     )
-    assert network.compress({"*": 0.5}).data == "own"
+    assert network.compress({"*": 0.5}).data == "own and procedural"
+    held = network.judges.held
+    assert held is not None and held.examples == 40
+    compared = torch.cat(list(held.batches))
+    fitted = torch.cat(list(network.own_parts.fitted.batches))  # type: ignore[union-attr]
+    assert not (compared.flatten(1)[:, None] == fitted.flatten(1)[None]).all(-1).any()
 
 
 def test_what_a_budget_gives_is_what_its_plan_gives() -> None:

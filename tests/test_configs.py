@@ -14,6 +14,7 @@ import lbyl
 from lbyl.cli.app import app
 from lbyl.configs import described, timm_text
 from lbyl.methods import Echo
+from support import quick
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -102,7 +103,9 @@ def test_without_a_new_bias_the_mean_is_part_of_what_is_fitted() -> None:
     x = torch.randn(4000, 6, generator=generator) + 1
     plan = lbyl.prepare(model, x[:2]).plan(0.4, criterion="l2", method="none")
     method = Echo(ridge=0.0, new_bias=False)
-    slim = lbyl.compress(model, x[:2], plan, method=method, data=x).model
+    slim = lbyl.compress(
+        model, x[:2], plan, method=method, data=quick.own_statistics(model, x[:2], x)
+    ).model
     assert slim[2].bias is None  # type: ignore[index]
     with torch.no_grad():
         hidden, wanted = slim[:2](x), model(x)  # type: ignore[index]

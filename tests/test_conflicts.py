@@ -148,7 +148,7 @@ VALUES = [
     Value("method", "moments", method_is("moments"), "'moments'"),
     Value("data", 24, data_is("procedural"), "data="),
     Value("data", "analytic", data_is("analytic"), "data="),
-    Value("data", example("chain", 32), data_is("own"), "data=", "own"),
+    Value("data", example("chain", 32), data_is("own and procedural"), "data=", "own"),
     Value("data", statistics, data_is("procedural"), "data=", "statistics"),
     Value("include", ["stem", "conv[23]"], only_included, "include="),
     Value("exclude", "conv2", nothing_excluded, "excluded"),

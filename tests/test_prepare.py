@@ -89,8 +89,11 @@ def test_nothing_is_collected_that_nothing_looks_at(calls: dict[str, int]) -> No
     assert calls["collect"] == 0
     before = calls["match_first_batchnorm"]
     assert before == 1  # for the inputs that the forecast is told on
-    lbyl.compress(build("chain"), example("chain"), 0.5, data=example("chain", 20))
+    lbyl.compress(build("chain"), example("chain"), 0.5, data=example("chain", 1400))
     assert calls["collect"] == 1 and calls["match_first_batchnorm"] == before
+    lbyl.compress(build("chain"), example("chain"), 0.5, data=example("chain", 20))
+    # so few that data-free ones stand beside them
+    assert calls["collect"] == 2 and calls["match_first_batchnorm"] == before + 1
 
 
 def test_wrong_ratios_are_refused_before_anything_takes_long(calls: dict[str, int]) -> None:
@@ -152,7 +155,8 @@ def test_a_loader_that_runs_out_serves_every_question() -> None:
     prepared = lbyl.prepare(model, x[:2], data=(part for part in x.split(20)))
     first = prepared.compress(0.5)
     second = prepared.compress(0.5, method=lbyl.methods.Echo(sequential=True), refine=2)
-    assert first.data == second.data == "own" and second.corrections.sequential == 2
+    assert first.data == second.data == "own and procedural"
+    assert second.corrections.sequential == 2
 
 
 @pytest.mark.parametrize("criterion", ["l2", "echo"])

@@ -15,12 +15,15 @@ from support.measure import relative_error
 from support.networks import NETWORKS, build, consumer_samples, example
 
 
-def test_own_data_are_not_run_a_second_time() -> None:
+def test_what_was_corrected_is_told_and_not_what_was_asked_for() -> None:
     model, x = build("chain"), example("chain", 40)
-    result = lbyl.compress(model, x[:2], 0.5, data=x)
+    result = lbyl.compress(model, x[:2], 0.5, data="analytic")
     assert result.method["correction"] == "recalibrate"  # asked for
     assert result.corrections == Corrections(rewritten=2, mean=2, variance=1)  # and done
-    assert result.data == "own" and "recalibrated" not in result.story
+    assert result.data == "analytic" and "recalibrated" not in result.story
+    own = lbyl.compress(model, x[:2], 0.5, data=x)
+    assert own.corrections == Corrections(rewritten=2, mean=2, variance=1, recalibrated=2)
+    assert own.data == "own and procedural"
     procedural = quick.compress(model, x[:2], 0.5)
     assert procedural.corrections.recalibrated == 2
     assert "2 BatchNorms recalibrated" in procedural.story
@@ -101,7 +104,7 @@ def test_the_error_is_that_of_the_consumers_output(name: str, method: str) -> No
     """On own inputs: the variance of the difference over that of the output, measured directly."""
     unit, consumer = READ[name]
     model, x = build(name, 2).double(), example(name, 200).double()
-    prepared = lbyl.prepare(model, x[:2], data=x)
+    prepared = lbyl.prepare(model, x[:2], data=quick.own_statistics(model, x[:2], x))
     channels = prepared.graph[unit].channels
     plan = lbyl.Plan({unit: torch.arange(0, channels, 2)}, {unit: channels})
     correction = "none" if method == "echo" else "mean"  # without statistics nothing is measured

@@ -21,7 +21,7 @@ from lbyl.graph.patterns import listed, names_attention
 from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
-from lbyl.inputs.loader import check_runs, own_batches
+from lbyl.inputs.loader import OwnInputs, check_runs, own_batches
 from lbyl.latency import compare
 from lbyl.methods import registry as methods_registry
 from lbyl.methods.base import Method
@@ -47,7 +47,7 @@ from lbyl.result import (
     Size,
 )
 from lbyl.statistics.analytic import analytic_statistics
-from lbyl.statistics.collect import check_complete, check_statistics, collect
+from lbyl.statistics.collect import SPEAKING, check_complete, check_statistics, collect
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model, cut, sliced
 from lbyl.surgery.indices import complete, kept_indices
@@ -184,6 +184,18 @@ class Prepared:
         return batches
 
     @cached_property
+    def own_parts(self) -> OwnInputs | None:
+        """The user's own inputs, some of them held out; None where none were given."""
+        if self.own is None:
+            return None
+        return OwnInputs.of(self.own, self._whole_batches)
+
+    @property
+    def _whole_batches(self) -> bool:
+        """Whether the network takes batches of one size only."""
+        return self.fresh.fixed_batch is not None
+
+    @cached_property
     def inverted(self) -> InputBatches:
         """Images that the network's BatchNorms agree with; made once."""
         return inverted(self.model, self.fresh.collection(), self.progress)
@@ -222,15 +234,24 @@ class Prepared:
     def _collect(self, source: str, taps: str) -> Statistics:
         if source == "analytic":
             return analytic_statistics(self.model, self.graph)
+        prior = None
         if source == "own":
-            assert self.own is not None
-            inputs = self.own
+            assert self.own_parts is not None
+            inputs = self.own_parts.fitted
+            few = (inputs.examples or inputs.count) < SPEAKING
+            prior = self.fresh.collection() if few and self.fresh.usable else None
         elif source == "inversion":
             inputs = self.inverted
         else:
             inputs = self.fresh.collection()
         return collect(
-            self.model, self.graph, inputs, taps=taps, seed=self.seed, progress=self.progress
+            self.model,
+            self.graph,
+            inputs,
+            prior=prior,
+            taps=taps,
+            seed=self.seed,
+            progress=self.progress,
         )
 
     def needed(self, task: Task) -> Statistics | None:
@@ -268,7 +289,16 @@ class Prepared:
     @cached_property
     def judges(self) -> Judges:
         """What networks are compared on where there is a choice between several."""
-        return Judges(self.model, self.graph, self.fresh, self.own)
+        parts = self.own_parts
+        if parts is None:
+            return Judges(self.model, self.graph, self.fresh)
+        normalising, held = None, parts.held
+        if self.graph.norms:
+            normalising = parts.normalising(self.fresh.second_pass_count, self._whole_batches)
+        if held is None and not self.fresh.usable:
+            held = self.own  # few that it was fitted to tell more than none
+        recalibrating = normalising is not None or self.fresh.usable
+        return Judges(self.model, self.graph, self.fresh, held, normalising, recalibrating)
 
     @memory_kept()
     @own_randomness()
@@ -280,7 +310,7 @@ class Prepared:
         told = self.progress or (lambda *at: None)
         told("forecasting", 0, 1)
         try:
-            return self.judges.forecaster(slim, by_batch=by_batch)
+            return self.judges.forecast(slim, by_batch)
         except Exception as error:  # the network is cut and restored: its model runs or does not
             note(f"no forecast: {first_line(error)}")
             return None
@@ -409,8 +439,8 @@ class Prepared:
         return replace(counted, sequential=fitted)
 
     def _fit_sequentially(self, slim: nn.Module, indices: Mapping[Axis, Tensor]) -> int:
-        assert self.own is not None  # checked before anything took long
-        batches = list(self.own.batches)
+        assert self.own_parts is not None  # checked before anything took long
+        batches = list(self.own_parts.fitted.batches)
         if not all(isinstance(batch, Tensor) for batch in batches):
             raise LbylError("sequential=True needs data= of single tensors")
         return len(fit_sequentially(self.model, slim, self.graph, indices, torch.cat(batches)))
@@ -434,8 +464,8 @@ class Prepared:
     def _refine(self, slim: nn.Module, indices: Mapping[Axis, Tensor], steps: Steps) -> Refinement:
         """Refine a slim model in place, on data-free inputs or on the user's own."""
         second_pass: InputBatches | None = self.fresh.second_pass if self.own is None else None
-        if self.own is not None:
-            inputs = own_inputs(self.own)
+        if self.own_parts is not None:
+            inputs = own_inputs(self.own_parts.fitted)
         elif self.data == "inversion":
             inputs = self.fresh.endless_with(self.inverted)
         else:

@@ -24,7 +24,7 @@ from lbyl.planning.ratio import counts as ratio_counts
 from lbyl.planning.ratio import steps_of
 from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
-from lbyl.restoring.forecast import Forecaster
+from lbyl.restoring.forecast import Forecast, Forecaster
 from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, move_running_stats
 from lbyl.restoring.rewrite import Restoration, restore, silencing, solve_ahead
 from lbyl.restoring.solving import Solver
@@ -35,7 +35,6 @@ from lbyl.torchkit.processes import agreed
 from lbyl.torchkit.run import Inputs, Progress, device_of
 from lbyl.torchkit.surroundings import threads_for
 
-SPEAKING = ("own", "analytic")  # statistics that hold already what a second run would show
 WHOLE, ALONE = 4, 16  # parts of a collection that networks are compared on: all of it cut, one unit
 
 HELD = 1 << 28  # numbers in the weights of networks that are compared at once
@@ -53,24 +52,27 @@ class Judges:
     model: nn.Module
     graph: Graph
     fresh: FreshInputs
-    own: InputBatches | None = None  # the user's, instead of procedural ones
+    held: InputBatches | None = None  # the user's own that nothing was fitted on, instead of fresh
+    normalising: InputBatches | None = None  # the user's own to recalibrate on, instead of fresh
+    recalibrating: bool = True  # whether there is anything to recalibrate on
     # What each unit cut alone does, by task: the same for every size of a budget.
     measured: dict[str, dict[str, Sensitivity]] = field(default_factory=dict)
 
     @cached_property
     def whole(self) -> Divergence:
         """Judges a network that was cut everywhere."""
-        ways = (False, True) if self.graph.norms and self.own is None else (False,)
+        ways = (False, True) if self.graph.norms and self.held is None else (False,)
         return Divergence(self.model, self._inputs(WHOLE), ways, self.vocabulary)
 
     def divergence(self, slim: nn.Module, seen: Seen | None) -> float:
         """How far a network that was cut everywhere diverges.
 
         What was `seen` of it in the second pass tells the same of other inputs as a further run
-        with BatchNorm normalising by the batch.
+        with BatchNorm normalising by the batch, unless it was fitted to those of the pass.
         """
         known = None
-        if seen is not None and self.second_pass.inputs.batch_statistics:
+        fresh = self.normalising is None
+        if seen is not None and fresh and self.second_pass.inputs.batch_statistics:
             known = divergence_of(self.second_pass.original, seen)
         return self.whole(slim, known)
 
@@ -84,23 +86,36 @@ class Judges:
         return Divergence(self.model, self._inputs(ALONE), (False,), self.vocabulary)
 
     def _inputs(self, part: int) -> Sequence[Inputs]:
-        if self.own is None:
+        if self.held is None:
             return self.fresh.judging(part)
-        batches = list(self.own.batches)
-        return batches[: max(1, len(batches) // part)]
+        batches = list(self.held.batches)
+        return batches[: max(1, len(batches) * WHOLE // part)]
 
     @cached_property
     def forecaster(self) -> Forecaster:
         """Tells how much accuracy a network keeps: on own inputs, else on fresh ones."""
-        if self.own is not None:
-            return Forecaster(self.model, list(self.own.batches), "own")
-        compared = self.graph.norms and self.second_pass.inputs.batch_statistics
-        second_pass = self.second_pass if compared else None
-        return Forecaster(self.model, self.fresh.forecasting, second_pass=second_pass)
+        if self.held is not None:
+            return Forecaster(self.model, list(self.held.batches), "own")
+        second_pass = self._fresh_pass if self.normalising else self.second_pass
+        compared = self.graph.norms and second_pass.inputs.batch_statistics
+        return Forecaster(
+            self.model, self.fresh.forecasting, second_pass=second_pass if compared else None
+        )
+
+    def forecast(self, slim: nn.Module, scores: Tensor | None = None) -> Forecast:
+        """How much accuracy a network keeps, which gave these `scores` in the second pass."""
+        return self.forecaster(slim, by_batch=None if self.normalising else scores)
 
     @cached_property
     def second_pass(self) -> SecondPass:
-        """What networks show that run once more, on inputs that no collection has seen."""
+        """What networks show that run once more, to recalibrate them."""
+        if self.normalising is None:
+            return self._fresh_pass
+        return SecondPass(self.model, self.normalising)
+
+    @cached_property
+    def _fresh_pass(self) -> SecondPass:
+        """The same on inputs that no collection has seen."""
         return SecondPass(self.model, self.fresh.second_pass)
 
 
@@ -215,7 +230,9 @@ class Chooser:
     def _recalibrates(self, plan: Plan) -> bool:
         """Whether a second run of both networks is asked for."""
         method = self.task.method
-        measured = self.statistics is not None and self.statistics.source not in SPEAKING
+        # What follows from the weights is left as it is: nothing is run for it.
+        measured = self.statistics is not None and self.statistics.source != "analytic"
+        measured = measured and self.judges.recalibrating
         asked = method.correction == "recalibrate" and not getattr(method, "sequential", False)
         return asked and measured and bool(self.graph.norms) and bool(plan.pruned)
 
@@ -391,7 +408,7 @@ class Chooser:
 
         def kept(counts: Counts) -> float:
             trial = self.trial(self._plan(counts, criterion))
-            told = self.judges.forecaster(trial.restored.model, by_batch=trial.scores)
+            told = self.judges.forecast(trial.restored.model, trial.scores)
             if told.kept is None:
                 raise LbylError(
                     "keep= is a fraction of accuracy, and this network's outputs are not one "

@@ -45,11 +45,12 @@ def fitted(weight: Tensor, samples: Tensor, stays: Tensor, ridge: float) -> Tens
 
 
 def compressed(
-    name: str, unit: str, kept: list[int], x: Tensor, **options: object
+    name: str, unit: str, kept: list[int], x: Tensor, method: lbyl.methods.Echo
 ) -> tuple[torch.nn.Module, lbyl.Result]:
     model = build(name, 11).double()
-    prepared = lbyl.prepare(model, x[:2], data=x)
-    result = prepared.compress(quick.plan_for(prepared.graph, {unit: kept}), **options)  # type: ignore[arg-type]
+    data = quick.own_statistics(model, x[:2], x, taps=method.taps)
+    prepared = lbyl.prepare(model, x[:2], data=data)
+    result = prepared.compress(quick.plan_for(prepared.graph, {unit: kept}), method=method)
     return model, result
 
 

@@ -13,6 +13,7 @@ import lbyl
 from lbyl.cli.app import app
 from lbyl.methods import Echo
 from lbyl.models.blocks import compress_blocks, find_blocks
+from support import quick
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +53,7 @@ def test_block_by_block_is_what_the_whole_network_gives(tied: bool, tmp_path: Pa
         {"*mlp*": 0.25},
         criterion="l2",
         method=Echo(new_bias=False),
-        data=[ids()],
+        data=quick.own_statistics(model, ids(), [ids()]),
     ).model
     with torch.no_grad():
         wanted, got = whole(ids()).logits, loaded.eval()(ids()).logits

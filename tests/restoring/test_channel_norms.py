@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import lbyl
 from lbyl.methods import Echo
 from lbyl.planning.plan import Plan
+from support import quick
 
 WIDTH, TOKENS = 8, 40
 
@@ -137,7 +138,8 @@ def test_channels_that_repeat_others_go_without_a_trace(kind: str, tokens: Tenso
         for written in stream(model):
             written[..., WIDTH:] = written[..., :WIDTH]
     plan = Plan({UNIT: torch.arange(WIDTH)}, {UNIT: 2 * WIDTH})
-    result = lbyl.compress(model, tokens, plan, method=Echo(ridge=1e-9), residual=True, data=tokens)
+    data = quick.own_statistics(model, tokens, tokens, residual=True)
+    result = lbyl.compress(model, tokens, plan, method=Echo(ridge=1e-9), residual=True, data=data)
     assert torch.allclose(result.model(tokens), model(tokens), atol=1e-3)
     assert result.model.get_parameter("table.weight").shape == (TOKENS, WIDTH)
 
@@ -149,7 +151,8 @@ def test_scale_and_shift_are_corrected_by_what_the_norm_gives_on_average(
     model = network(kind)
     kept = torch.tensor([0, 1, 2, 4, 5, 6])
     plan = Plan({UNIT: kept}, {UNIT: WIDTH})
-    slim = lbyl.compress(model, tokens, plan, residual=True, data=tokens).model
+    data = quick.own_statistics(model, tokens, tokens, residual=True)
+    slim = lbyl.compress(model, tokens, plan, residual=True, data=data).model
     x = model.get_submodule("table")(tokens).detach().flatten(0, 1).double()
     offset = 1.0 if kind == "from one" else 0.0
     gamma = model.get_parameter("blocks.0.norm.weight").detach().double() + offset

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.graph.unit import Consumer
+from lbyl.inputs.batches import InputBatches
 from lbyl.methods.base import CORRECTIONS
 from lbyl.restoring.correct import VARIANCE_LIMITS, Shift, corrected_values
-from lbyl.restoring.recalibrate import batch_moments
+from lbyl.restoring.recalibrate import batch_moments, recalibrate
 from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.tensors import tensors
 from support import quick
@@ -22,7 +23,7 @@ KEPT = [0, 2, 4, 5, 6, 9]
 def one_unit(
     model: nn.Module, unit: str, x: Tensor, kept: list[int], method: str, correction: str
 ) -> nn.Module:
-    prepared = lbyl.prepare(model, x[:2], data=x)
+    prepared = lbyl.prepare(model, x[:2], data=quick.own_statistics(model, x[:2], x))
     plan = quick.plan_for(prepared.graph, {unit: kept})
     if method == "none" and correction == "none":
         return lbyl.compress(model, x[:2], plan, method="none").model
@@ -143,13 +144,18 @@ def test_recalibration_needs_no_data_and_changes_nothing_where_nothing_was_prune
     assert torch.equal(slim(x), model(x))
 
 
-def test_own_inputs_are_corrected_layer_by_layer_alone() -> None:
-    """There is nothing procedural to run a second time on."""
-    model, x, data = build("chain", 1), example("chain", 4), example("chain", 40)
-    prepared = lbyl.prepare(model, x, data=data)
-    by_layer, again = (
-        prepared.compress(0.5, method=quick.correcting("echo", correction))
-        for correction in ("mean+variance", "recalibrate")
+@pytest.mark.parametrize(("count", "own"), [(40, True), (20, False)])
+def test_own_inputs_are_what_is_run_again_where_batchnorm_can_normalise_by_them(
+    count: int, own: bool
+) -> None:
+    model, x, data = build("chain", 1), example("chain", 4), example("chain", count)
+    prepared = lbyl.prepare(model, x, data=[data[:7], data[7:]])
+    method = quick.correcting("echo", "mean+variance")
+    by_layer = prepared.compress({"*": 0.5}, criterion="l2", method=method)
+    again = prepared.compress({"*": 0.5}, criterion="l2")
+    assert again.corrections.recalibrated == 2 and by_layer.corrections.recalibrated == 0
+    inputs = InputBatches([data], 1, True, "own") if own else prepared.fresh.second_pass
+    recalibrate(
+        model, by_layer.model, again.graph, kept_indices(again.graph, again.plan.kept), inputs
     )
-    assert torch.equal(by_layer.model(x), again.model(x))
-    assert again.corrections == by_layer.corrections and again.corrections.recalibrated == 0
+    torch.testing.assert_close(by_layer.model(x), again.model(x))

@@ -21,6 +21,7 @@ from lbyl.restoring.forecast import (
     Signs,
     correlation,
     equal_answers,
+    wilson,
 )
 from lbyl.restoring.recalibrate import SecondPass, Seen
 
@@ -131,11 +132,39 @@ def test_a_network_that_gives_one_number_has_a_divergence_and_no_forecast_of_acc
     assert str(told).startswith("outputs differ from the original's by ")
 
 
-def test_own_inputs_are_what_the_forecast_is_told_on() -> None:
+@pytest.mark.parametrize(("count", "told_on"), [(40, ("fresh", 256)), (200, ("own", 50))])
+def test_own_inputs_that_are_enough_are_what_the_forecast_is_told_on(
+    count: int, told_on: tuple[str, int]
+) -> None:
+    """A quarter of them, on which nothing was fitted; fewer than 32 tell nothing."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    result = lbyl.compress(model, torch.randn(2, 6), 0.5, data=torch.randn(40, 6))
+    result = lbyl.compress(model, torch.randn(2, 6), 0.5, data=torch.randn(count, 6))
     assert result.forecast is not None
-    assert (result.forecast.source, result.forecast.inputs) == ("own", 40)
+    assert (result.forecast.source, result.forecast.inputs) == told_on
+
+
+def test_what_chance_adds_to_few_inputs_widens_the_bounds() -> None:
+    signs = Signs(agreement=0.9, divergence=0.1, correlation=0.9)
+    kept, low, high = OWN(signs)
+    widths = []
+    for count in (40, 400, 4_000_000):
+        told, least, most = OWN.of_few(signs, count)
+        assert 0 <= least < told < most <= 1
+        widths.append(most - least)
+    assert widths[0] > widths[1] > widths[2]
+    assert (told, least, most) == pytest.approx((kept, low, high), abs=1e-3)
+    all_equal = OWN.of_few(Signs(1.0, 1e-6, 1.0), 32)
+    assert all_equal[1] < 0.96  # 32 of 32 is no certainty
+
+
+def test_wilsons_bounds_hold_a_probability_in_nine_cases_of_ten() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for p in (0.5, 0.9):
+        drawn = torch.rand(4000, 64, generator=generator) < p
+        bounds = [wilson(float(row.double().mean()), 64) for row in drawn]
+        inside = sum(low <= p <= high for low, high in bounds) / len(bounds)
+        assert 0.85 < inside < 0.96
+    assert wilson(1.0, 32)[0] < 0.93 and wilson(1.0, 32)[1] == 1.0
 
 
 def test_original_outputs_are_computed_once_and_only_as_many_as_can_be_held(

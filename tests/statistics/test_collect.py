@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import lbyl
-from lbyl.inputs.batches import procedural
-from lbyl.statistics.collect import collect_moments
+from lbyl.inputs.batches import FreshInputs, procedural
+from lbyl.inputs.loader import own_batches
+from lbyl.statistics.collect import collect, collect_moments
 from lbyl.statistics.moments import Moments, Statistics
 from support import quick
 from support.measure import moments_of
@@ -28,7 +29,7 @@ CONSUMERS = [
 @pytest.mark.parametrize(("name", "consumer"), CONSUMERS)
 def test_moments_on_own_inputs_equal_those_of_hooks(name: str, consumer: str) -> None:
     model, x = build(name, 1).double(), example(name, 60).double()
-    statistics = quick.statistics(model, x[:2], x)
+    statistics = quick.own_statistics(model, x[:2], x)
     found = statistics.get(consumer)
     assert found is not None and statistics.source == "own"
     mean, covariance = moments_of(consumer_samples(model, consumer, x)[0])
@@ -167,3 +168,42 @@ def test_seeds_decide_the_images_and_nothing_else_does() -> None:
     state = torch.random.get_rng_state()
     quick.statistics(model, x, 16)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("count", [20, 300])
+def test_few_own_inputs_are_blended_with_data_free_ones_by_their_number(count: int) -> None:
+    """C = w C_own + (1 − w) C_free with w = n / (n + 64), the mean likewise."""
+    model, x = build("chain", 1), example("chain", count)
+    graph = lbyl.trace(model, x[:2])
+    own, free = own_batches(model, x), FreshInputs(model, x[:2]).collection()
+    blended = collect(model, graph, own, prior=free)
+    assert blended.source == "own and procedural"
+    weight = count / (count + 64)
+    apart = collect(model, graph, own), collect(model, graph, free)
+    for name, found in blended.moments.items():
+        mine, theirs = (statistics.moments[name] for statistics in apart)
+        for part in ("mean", "covariance"):
+            a, b = getattr(mine, part), getattr(theirs, part)
+            torch.testing.assert_close(getattr(found, part), weight * a + (1 - weight) * b)
+        assert found.mixed is None  # what the weight makes of it is not known any more
+
+
+def test_own_inputs_that_are_many_speak_for_themselves() -> None:
+    model, x = build("dense", 1), example("dense", 1400)
+    prepared = lbyl.prepare(model, x[:2], data=x)
+    statistics = prepared.statistics()
+    assert statistics.source == "own"
+    assert prepared.own_parts is not None and prepared.own_parts.fitted.examples == 1050
+    alone = collect(model, prepared.graph, prepared.own_parts.fitted)
+    assert all(
+        torch.equal(m.covariance, alone.moments[n].covariance)
+        for n, m in statistics.moments.items()
+    )
+
+
+def test_what_is_a_feature_does_not_depend_on_how_few_inputs_are_own() -> None:
+    """Two images would not have their taps told apart; with the others beside them they have."""
+    model, x = build("chain", 1), example("chain", 2)
+    moments = lbyl.prepare(model, x, data=x).statistics().moments
+    free = lbyl.prepare(model, x).statistics().moments
+    assert {n: m.taps for n, m in moments.items()} == {n: m.taps for n, m in free.items()}

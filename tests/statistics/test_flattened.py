@@ -10,6 +10,7 @@ import lbyl
 from lbyl.graph.unit import Consumer
 from lbyl.statistics import collect
 from lbyl.statistics.collect import FEATURE_LIMIT
+from support import quick
 from support.networks import build, example, randomise
 
 CHANNELS, SIDE = 8, 25  # 8 · 625 = 5,000 inputs
@@ -34,7 +35,7 @@ def images(count: int = 40) -> Tensor:
 def test_beyond_the_limit_inputs_are_grouped_by_channel() -> None:
     assert CHANNELS * SIDE * SIDE > FEATURE_LIMIT
     model, x = wide().double(), images().double()
-    moments = lbyl.prepare(model, x[:2], data=x).statistics().moments["4"]
+    moments = quick.own_statistics(model, x[:2], x).moments["4"]
     assert moments.columns is not None and moments.columns.shape == (CHANNELS, SIDE * SIDE)
     assert moments.covariance.shape == (CHANNELS, CHANNELS) and moments.taps == 1
     with torch.no_grad():

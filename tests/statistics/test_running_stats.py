@@ -23,6 +23,7 @@ from lbyl.statistics.running_stats import (
     with_diagonal,
 )
 from lbyl.torchkit.fallbacks import noting
+from support import quick
 from support.matching import copied, matched
 
 
@@ -187,7 +188,7 @@ def test_procedural_images_alone_are_matched_to_running_statistics() -> None:
         match_running_stats(model, graph, plain).moments["3"].covariance,
     )
     images = torch.randn(64, 3, 16, 16)
-    measured = lbyl.prepare(model, x, data=images).statistics().moments["3"]
+    measured = quick.own_statistics(model, x, images).moments["3"]
     with torch.no_grad():
         seen = model[:3](images).mean((0, 2, 3)).double()
     torch.testing.assert_close(measured.mean.mean(1), seen, atol=0.05, rtol=0.05)

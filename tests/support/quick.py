@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
+from lbyl.inputs.loader import own_batches
 from lbyl.planning.plan import Plan
 from lbyl.planning.task import Amount, Task
+from lbyl.statistics.collect import collect
 
 FEW = 32
 
@@ -42,6 +44,14 @@ def statistics(model: nn.Module, inputs: Any, data: Any = FEW, **options: Any) -
     """Statistics of a network on a few procedural images, or on what is given."""
     taps = options.pop("taps", "auto")
     return lbyl.prepare(model, inputs, data=data, **options).statistics(taps=taps)
+
+
+def own_statistics(
+    model: nn.Module, inputs: Any, own: Any, taps: str = "auto", **tracing: Any
+) -> lbyl.Statistics:
+    """Statistics of a network on inputs alone, with nothing data-free beside them."""
+    graph = lbyl.trace(model, inputs, **tracing)
+    return collect(model, graph, own_batches(model, own), taps=taps)
 
 
 def correcting(method: Any, correction: str) -> lbyl.methods.Method:

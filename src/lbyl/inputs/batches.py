@@ -12,9 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
+from lbyl.inputs.examples import (
+    first_tensor,
+    joined,
+    part_of,
+    rows_in,
+    some_rows,
+    split,
+    split_sizes,
+    takes_lists,
+)
 from lbyl.inputs.inversion import invert
 from lbyl.inputs.procedural import procedural_images
 from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm
@@ -49,7 +59,7 @@ class InputBatches:
         """How many there are in all; None where a batch does not tell."""
         if isinstance(self.batches, DrawnLater):
             return sum(size for _, size in self.batches.sizes)
-        counts = [_batch_of(batch) for batch in self.batches]
+        counts = [rows_in(batch) for batch in self.batches]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def at_most(self, size: int) -> InputBatches:
@@ -58,11 +68,11 @@ class InputBatches:
         if not self.divisible:
             return self
         if isinstance(batches, DrawnLater):
-            sizes = [part for _, whole in batches.sizes for part in _sizes(whole, size)]
+            sizes = [part for _, whole in batches.sizes for part in split_sizes(whole, size)]
             smaller: Sequence[Inputs] = replace(batches, sizes=tuple(enumerate(sizes)))
         else:
-            sized = [(batch, _batch_of(batch) or 1) for batch in batches]
-            smaller = [part for batch, own in sized for part in _split(batch, own, size)]
+            sized = [(batch, rows_in(batch) or 1) for batch in batches]
+            smaller = [part for batch, own in sized for part in split(batch, own, size)]
         return replace(self, batches=smaller, count=len(smaller))
 
 
@@ -127,8 +137,8 @@ class FreshInputs:
     @cached_property
     def fixed_batch(self) -> int | None:
         """The example's batch size where the network takes no other; None where any will do."""
-        size = _batch_of(self.example_inputs)
-        if size is None or _takes_lists(self.example_inputs):
+        size = rows_in(self.example_inputs)
+        if size is None or takes_lists(self.example_inputs):
             return None
         device = device_of(self.model)
 
@@ -141,6 +151,16 @@ class FreshInputs:
         except Exception:  # whatever the network complains of
             return size
         return None
+
+    @cached_property
+    def usable(self) -> bool:
+        """Whether the network runs on inputs that are drawn for it."""
+        try:
+            with torch.no_grad(), evaluation_mode(self.model):
+                call_model(self.model, next(iter(self._draw(LEAST_BATCH, 0).batches)))
+        except Exception:  # whatever cannot be drawn, or the network complains of
+            return False
+        return True
 
     @cached_property
     def gains(self) -> SpectrumGains | None:
@@ -159,7 +179,7 @@ class FreshInputs:
     @cached_property
     def author(self) -> Author | None:
         """The network as one that writes text; None where it takes no tokens."""
-        if _takes_lists(self.example_inputs):
+        if takes_lists(self.example_inputs):
             return None
         return find_author(self.model, self.example_inputs)
 
@@ -184,7 +204,7 @@ class FreshInputs:
             return replace(self, count=count).collection()
         if self._writes:
             texts, seconds = self._written
-            return self._texts(_part(texts, 0, self._total()), {"writing": seconds})
+            return self._texts(part_of(texts, 0, self._total()), {"writing": seconds})
         return self._draw(self.count, 0)
 
     @cached_property
@@ -192,9 +212,14 @@ class FreshInputs:
         """Inputs to recalibrate on, which no collection has seen."""
         if self._writes:
             return self._texts(self._held(JUDGING), {})
+        return self._draw(self.second_pass_count, 1)
+
+    @property
+    def second_pass_count(self) -> int:
+        """How many inputs a second pass runs."""
         asked, most = self._asked(), self._total() // SECOND_PASS
         count = min(most, max(asked // SECOND_PASS, min(asked, FEWEST_IN_PASS)))
-        return self._draw(max(FEWEST_AT_ONCE, count), 1)
+        return max(FEWEST_AT_ONCE, count)
 
     def judging(self, part: int) -> Sequence[Inputs]:
         """Inputs to compare networks on, which nothing was fitted on: 1/`part` of a collection."""
@@ -218,12 +243,12 @@ class FreshInputs:
         """1/`part` of the texts that were not collected on, those for judging or the forecast."""
         total = self._total()
         first = total if what == JUDGING else total + _held(total)
-        return _part(self._written[0], first, max(1, _held(total) // part))
+        return part_of(self._written[0], first, max(1, _held(total) // part))
 
     def _texts(self, texts: Inputs, seconds: dict[str, float]) -> InputBatches:
         assert self.author is not None
         rows = self.author.rows_at_once(self.author.length)
-        batches = _split(texts, len(_first(texts)), rows)
+        batches = split(texts, len(first_tensor(texts)), rows)
         return InputBatches(batches, len(batches), True, self.author.kind, seconds)
 
     def endless(self, steps: int = 1) -> Iterator[Inputs]:
@@ -264,15 +289,15 @@ class FreshInputs:
 
         The first batch is handed out once only: refinement judges by it.
         """
-        inputs = _joined(list(pool.batches))
-        total = len(_first(inputs))
+        inputs = joined(list(pool.batches))
+        total = len(first_tensor(inputs))
         size = self.fixed_batch or min(self._step_count(), max(1, total // 2))
         generator = torch.Generator().manual_seed(self.seed)
-        yield _part(inputs, 0, size)
+        yield part_of(inputs, 0, size)
         while True:
             order = torch.randperm(total - size, generator=generator) + size
             for rows in order.split(size)[: max(1, len(order) // size)]:
-                yield tree_map_only(Tensor, partial(_rows, rows=rows, total=total), inputs)
+                yield some_rows(inputs, rows, total)
 
     def endless_with(self, pool: InputBatches) -> Iterator[Inputs]:
         """Batches out of a pool in turn with fresh ones: steps never run out of what is new.
@@ -285,7 +310,7 @@ class FreshInputs:
 
     def _total(self) -> int:
         """How many inputs a collection has unless others are asked for."""
-        if _takes_lists(self.example_inputs):
+        if takes_lists(self.example_inputs):
             return LISTED
         if self._writes:
             return self.count or SEQUENCES
@@ -318,7 +343,7 @@ class FreshInputs:
                 gains=self.gains,
                 common=self.common,
             )
-        drawn = replace(drawn, divisible=fixed is None and not _takes_lists(self.example_inputs))
+        drawn = replace(drawn, divisible=fixed is None and not takes_lists(self.example_inputs))
         if fixed is not None and fixed < LEAST_BATCH:
             drawn = replace(drawn, batch_statistics=False)
         if self._channels_last:
@@ -346,20 +371,6 @@ def _held(total: int) -> int:
     return max(2, total // JUDGED)
 
 
-def _joined(batches: list[Inputs]) -> Inputs:
-    """Batches of one form as one."""
-    flat, structure = zip(*(tree_flatten(batch) for batch in batches))
-    joined = [
-        torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].dim() else parts[0]
-        for parts in zip(*flat)
-    ]
-    return tree_unflatten(joined, structure[0])
-
-
-def _rows(x: Tensor, rows: Tensor, total: int) -> Tensor:
-    return x[rows.to(x.device)] if x.dim() and len(x) == total else x
-
-
 def procedural(
     model: nn.Module,
     example_inputs: Inputs,
@@ -378,7 +389,7 @@ def procedural(
     """
     device = device_of(model)
     example_inputs = tree_map_only(Tensor, lambda x: x.to(device), example_inputs)
-    if _takes_lists(example_inputs):
+    if takes_lists(example_inputs):
         batches = _image_lists(example_inputs, count or LISTED, seed, device)
         return InputBatches(batches, len(batches), True, "procedural")
     tensors = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor) and x.dim()]
@@ -398,49 +409,15 @@ def procedural(
             like = partial(_like, total=count, batch=first, seed=own, gains=gains)
             return tree_map_only(Tensor, like, example_inputs)
 
-        later = DrawnLater(tuple(enumerate(_sizes(total, size))), draw)
+        later = DrawnLater(tuple(enumerate(split_sizes(total, size))), draw)
         return InputBatches(later, len(later), True, "procedural")
     if text is not None:
         made = random_text(text, example_inputs, total, seed, common)
     else:
         like = partial(_like, total=total, batch=tensors[0].shape[0], seed=seed, gains=gains)
         made = tree_map_only(Tensor, like, example_inputs)
-    batches = _split(made, total, size)
+    batches = split(made, total, size)
     return InputBatches(batches, len(batches), True, "procedural" if text is None else RANDOM)
-
-
-def _batch_of(inputs: Inputs) -> int | None:
-    """How many examples inputs hold; None where they hold no tensor with a dimension."""
-    if _takes_lists(inputs):
-        return len(inputs[0])
-    sizes = [len(x) for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
-    return sizes[0] if sizes and sizes[0] else None
-
-
-def _first(inputs: Inputs) -> Tensor:
-    """The first tensor among inputs of any form."""
-    return next(x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor))
-
-
-def _sizes(total: int, per_batch: int) -> list[int]:
-    """Of batches; a small last one, which has poor statistics, joins the one before."""
-    sizes = [min(per_batch, total - i) for i in range(0, total, per_batch)]
-    if len(sizes) > 1 and sizes[-1] < per_batch // 2:
-        sizes[-2:] = [sizes[-2] + sizes[-1]]
-    return sizes
-
-
-def _split(inputs: Inputs, total: int, per_batch: int) -> list[Inputs]:
-    """Inputs in batches; what is not there `total` times goes with each."""
-    sizes = _sizes(total, per_batch)
-    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [_part(inputs, first, size, total) for first, size in zip(offsets, sizes)]
-
-
-def _takes_lists(inputs: Inputs) -> bool:
-    """Whether the first argument is a list of images, as torchvision's detectors take."""
-    first = inputs[0] if isinstance(inputs, tuple) and inputs else None
-    return isinstance(first, list) and all(isinstance(x, Tensor) and x.dim() == 3 for x in first)
 
 
 def _image_lists(inputs: Inputs, total: int, seed: int, device: torch.device) -> list[Inputs]:
@@ -449,16 +426,6 @@ def _image_lists(inputs: Inputs, total: int, seed: int, device: torch.device) ->
     images = procedural_images(total, tuple(like.shape), seed=seed, device=str(device)).to(like)
     images = (0.5 + 0.25 * images).clamp(0, 1)
     return [(list(part), *inputs[1:]) for part in images.split(LISTED_BATCH)]
-
-
-def _part(inputs: Inputs, first: int, size: int, total: int | None = None) -> Inputs:
-    """Some of the examples; what is not there `total` times, where that is told, is none."""
-
-    def taken(x: Tensor) -> Tensor:
-        each = x.dim() and total in (None, len(x))
-        return x[first : first + size] if each else x
-
-    return tree_map_only(Tensor, taken, inputs)
 
 
 def _like(x: Tensor, total: int, batch: int, seed: int, gains: SpectrumGains | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,11 +11,91 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
-from lbyl.inputs.batches import InputBatches
+from lbyl.inputs.batches import LEAST_BATCH, InputBatches
+from lbyl.inputs.examples import part_of, regrouped, rows_in
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
 
 TOKENS = 2048  # of a batch
+HELD_OUT = 4  # every so manieth of a user's own inputs is kept for comparing networks,
+FEWEST_HELD, MOST_HELD = 32, 512  # if that makes so many: fewer tell less than data-free ones
+COMPARED_AT_ONCE = 64
+FEWEST_NORMALISING = 32  # own inputs from which BatchNorm takes its moments rather from them
+
+
+@dataclass(frozen=True)
+class OwnInputs:
+    """A user's own inputs by what they are for."""
+
+    fitted: InputBatches  # statistics are collected and steps taken on these
+    held: InputBatches | None  # networks are compared on these; None: there would be too few
+
+    @classmethod
+    def of(cls, inputs: InputBatches, whole: bool = False) -> OwnInputs:
+        """Every fourth example is held out; `whole`: every fourth batch, which is not taken apart.
+
+        A network looks better on what it was fitted to than it is, and the more so the fewer inputs
+        there are: with fewer than channels, every width looks free.
+        """
+        batches = list(inputs.batches)
+        sizes = [rows_in(batch) for batch in batches]
+        if whole or None in sizes:
+            fitted, held = _whole_apart(batches, sizes)
+        else:
+            fitted, held = _rows_apart(batches, [size or 0 for size in sizes])
+        if examples_in(held) < FEWEST_HELD:
+            return cls(inputs, None)
+        held = held if whole else regrouped(held, COMPARED_AT_ONCE)
+        return cls(_with(inputs, fitted), _with(inputs, held))
+
+    def normalising(self, most: int, whole: bool = False) -> InputBatches | None:
+        """About `most` of those fitted on, for BatchNorm to normalise by; None: there are few."""
+        most = max(most, FEWEST_NORMALISING)
+        batches: list[Inputs] = []
+        for batch in self.fitted.batches:
+            if examples_in(batches) < most:
+                batches.append(batch)
+        if not whole:
+            joined = regrouped(batches, most)
+            batches = [part_of(batch, 0, most, rows_in(batch)) for batch in joined]
+        batches = [batch for batch in batches if (rows_in(batch) or 0) >= LEAST_BATCH]
+        if examples_in(batches) < FEWEST_NORMALISING:
+            return None
+        return replace(_with(self.fitted, batches), batch_statistics=True)
+
+
+def examples_in(batches: Iterable[Inputs]) -> int:
+    """How many there are; a batch that does not tell is one."""
+    return sum(rows_in(batch) or 1 for batch in batches)
+
+
+def _with(inputs: InputBatches, batches: list[Inputs]) -> InputBatches:
+    return replace(inputs, batches=batches, count=len(batches))
+
+
+def _whole_apart(
+    batches: list[Inputs], sizes: list[int | None]
+) -> tuple[list[Inputs], list[Inputs]]:
+    most = max(1, MOST_HELD // max(size or 1 for size in sizes))
+    taken = range(HELD_OUT - 1, len(batches), HELD_OUT)[:most]
+    held = [batches[i] for i in taken]
+    return [batch for i, batch in enumerate(batches) if i not in taken], held
+
+
+def _rows_apart(batches: list[Inputs], sizes: list[int]) -> tuple[list[Inputs], list[Inputs]]:
+    """The last ones of every batch: what comes in order, such as classes, is in both parts."""
+    step = max(HELD_OUT, -(-sum(sizes) // MOST_HELD))
+    fitted: list[Inputs] = []
+    held: list[Inputs] = []
+    seen = 0
+    for batch, size in zip(batches, sizes):
+        taken = (seen + size) // step - seen // step
+        seen += size
+        if taken < size:
+            fitted.append(part_of(batch, 0, size - taken, size))
+        if taken:
+            held.append(part_of(batch, size - taken, taken, size))
+    return fitted, held
 
 
 def own_batches(model: nn.Module, loader: Iterable[Any]) -> InputBatches:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -109,10 +109,26 @@ class Calibration:
         """Accuracy kept, and the interval around it."""
         if not math.isfinite(signs.divergence):
             return 0.0, 0.0, 0.0
+        kept = self.kept(signs)
+        below, above = self._errors(kept)
+        return kept, max(0.0, kept - below), min(1.0, kept + above)
+
+    def kept(self, signs: Signs) -> float:
         numbers = signs.numbers
         z = self.constant + sum(weight * numbers[name] for name, weight in self.weights.items())
-        kept = 1 / (1 + math.exp(min(z, 50.0)))
-        below, above = self._errors(kept)
+        return 1 / (1 + math.exp(min(z, 50.0)))
+
+    def of_few(self, signs: Signs, inputs: int) -> tuple[float, float, float]:
+        """The same where answers were counted on so many inputs: what chance adds is added."""
+        counted = replace(signs, agreement=(signs.agreement * inputs + 0.5) / (inputs + 1))
+        kept, low, high = self(counted)
+        if not math.isfinite(signs.divergence):
+            return kept, low, high
+        least, most = (
+            self.kept(replace(signs, agreement=bound)) for bound in wilson(signs.agreement, inputs)
+        )
+        below = math.hypot(kept - low, max(0.0, kept - least))
+        above = math.hypot(high - kept, max(0.0, most - kept))
         return kept, max(0.0, kept - below), min(1.0, kept + above)
 
     def _errors(self, kept: float) -> tuple[float, float]:
@@ -124,6 +140,8 @@ class Calibration:
                 return b0 + t * (b1 - b0), a0 + t * (a1 - a0)
         return points[-1][1:]
 
+
+NINE_OF_TEN = 1.645  # standard deviations either way
 
 HELD = 1 << 25  # values of the original's outputs that are kept to compare with
 LEAST = 1e-3  # answers that differ less often than this are not told apart
@@ -235,7 +253,8 @@ class Forecaster:
         divergence = float(kl(teacher, student, self._temperature).mean())
         alike = self._correlation(slim, student, made_from, by_batch)
         signs = Signs(agreement, divergence, alike)
-        kept, low, high = (OWN if self.source == "own" else FRESH)(signs)
+        own = self.source == "own"
+        kept, low, high = OWN.of_few(signs, self._inputs) if own else FRESH(signs)
         return Forecast(agreement, divergence, kept, low, high, self._inputs, self.source)
 
     def _correlation(
@@ -282,6 +301,14 @@ class _Answers:
             self.size += sum(x.numel() for x in self.numbers[-1])
             found = boxes.find_boxes(out, given)
             self.boxes = None if found is None or self.boxes is None else self.boxes + found
+
+
+def wilson(fraction: float, count: int) -> tuple[float, float]:
+    """Bounds of a probability that came out as a fraction of so many trials (Wilson's)."""
+    z = NINE_OF_TEN**2 / count
+    middle = (fraction + z / 2) / (1 + z)
+    half = math.sqrt(z * fraction * (1 - fraction) + z**2 / 4) / (1 + z)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def correlation(teacher: Tensor, student: Tensor) -> float:

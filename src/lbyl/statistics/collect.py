@@ -63,6 +63,9 @@ What a regression loses to a finite sample is about features/samples of what it 
 features take more than that asks for, up to `MOST_SAMPLES`, for they cost little.
 """
 
+PRIOR = 64  # own inputs that data-free ones count for, beside them;
+SPEAKING = 1024  # from so many on own inputs speak for themselves
+
 FEWEST_TOGETHER = 32  # images, for BatchNorm by the batch, however short memory is
 ACTIVATIONS = 3  # of the widest layer that are held at once: what it reads, what it makes, a copy
 
@@ -267,37 +270,40 @@ def collect(
     graph: Graph,
     inputs: InputBatches,
     *,
+    prior: InputBatches | None = None,
     taps: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Statistics:
     """Run `model` over the batches once: the moments at every consumer, good for every later use.
 
-    Moments on data-free inputs are corrected by the running statistics of BatchNorm; a user's own
-    inputs speak for themselves. Where they would take more than half of the memory that is free,
-    the model runs several times, each for as many consumers as fit, and they wait on the disk.
+    Moments on data-free inputs are corrected by the running statistics of BatchNorm; those of a
+    user's own are not. With data-free inputs as a `prior`, own ones count for as many as there are
+    and the prior for `PRIOR`: few inputs have covariances of a rank below the number of channels,
+    by which everything beyond it looks redundant. Where moments would take more than half of the
+    memory that is free, the model runs several times, each for as many consumers as fit, and they
+    wait on the disk.
     """
     if taps not in TAPS:
         raise LbylError(f"taps is {taps!r}: it must be 'auto' or 'channels'")
     start = time.perf_counter()
     device = device_of(model)
-    own = inputs.source == "own"  # whoever loads those may want all threads
     room = int(agreed(float(free_bytes(device) // 2)))
-    sizes = _sizes(graph, inputs, taps)
-    groups = in_parts(sizes, room) or [[]]
+    several = [inputs] if prior is None else [inputs, prior]
+    examples = _examples(several)
+    sizes = _sizes(graph, inputs, taps, examples)
+    groups = in_parts(sizes, room // len(several)) or [[]]
     stored = None
     if len(groups) > 1:
         stored = Stored(device, room // 2)
         # Activations take half as much as the largest statistics.
-        inputs = inputs.at_most(
-            max(FEWEST_TOGETHER, max(sizes.values()) // (2 * _held_each(graph)))
-        )
+        most = max(FEWEST_TOGETHER, max(sizes.values()) // (2 * _held_each(graph)))
+        several = [some.at_most(most) for some in several]
     parts = []
-    with noting() as notes, nullcontext() if own else threads_for(device):
+    with noting() as notes:
         for number, names in enumerate(groups):
             told = _as_part(progress, number, len(groups))
-            part = collect_moments(model, graph, inputs, names, taps=taps, seed=seed, progress=told)
-            part = part if own else match_running_stats(model, graph, part)
+            part = _collect_part(model, graph, several, names, examples, taps, seed, told)
             # By the same name, so that nothing holds the moments while the next are collected.
             part = part if stored is None else _put_away(part, stored)
             parts.append(part)
@@ -311,15 +317,52 @@ def collect(
     )
 
 
+def _collect_part(
+    model: nn.Module,
+    graph: Graph,
+    several: Sequence[InputBatches],
+    consumers: Sequence[str],
+    examples: int | None,
+    taps: str,
+    seed: int,
+    progress: Progress | None,
+) -> Statistics:
+    """The moments at some consumers: on a user's own inputs, the first, blended with others."""
+    made: Statistics | None = None
+    for turn, inputs in enumerate(several):
+        own = inputs.source == "own"  # whoever loads those may want all threads
+        told = _as_part(progress, turn, len(several))
+        with nullcontext() if own else threads_for(device_of(model)):
+            part = collect_moments(
+                model, graph, inputs, consumers, examples, taps=taps, seed=seed, progress=told
+            )
+            part = part if own else match_running_stats(model, graph, part)
+        made = part if made is None else made.blended(part, own_weight(several[0]))
+    assert made is not None
+    return made
+
+
+def own_weight(inputs: InputBatches) -> float:
+    """What a user's own inputs count for, beside data-free ones."""
+    count = inputs.examples or inputs.count
+    return count / (count + PRIOR)
+
+
+def _examples(several: Sequence[InputBatches]) -> int | None:
+    """How many there are in all; None where some do not tell."""
+    counts = [inputs.examples for inputs in several]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
 def _put_away(part: Statistics, stored: Stored) -> Statistics:
     """Statistics without their moments, which go to the disk."""
     stored.add(part.moments)
     return replace(part, moments={})
 
 
-def _sizes(graph: Graph, inputs: InputBatches, taps: str) -> dict[str, int]:
+def _sizes(graph: Graph, inputs: InputBatches, taps: str, examples: int | None) -> dict[str, int]:
     """Consumer → the bytes of its second moments."""
-    made = _accumulators(graph, graph.consumers, inputs, taps)
+    made = _accumulators(graph, graph.consumers, inputs, taps, examples)
     return {name: 8 * accumulator.features**2 for name, accumulator in made.items()}
 
 
@@ -341,6 +384,7 @@ def collect_moments(
     graph: Graph,
     inputs: InputBatches,
     consumers: Iterable[str] | None = None,
+    examples: int | None = None,
     *,
     taps: str = "auto",
     seed: int = 0,
@@ -348,11 +392,13 @@ def collect_moments(
 ) -> Statistics:
     """Run the network over the batches and return the moments at every consumer, or at some.
 
-    Consumers whose inputs are not finite have none.
+    Consumers whose inputs are not finite have none. `examples` are those of all inputs that moments
+    are blended of, where there are others.
     """
     start = time.perf_counter()
     chosen = list(graph.consumers if consumers is None else consumers)
-    run = partial(_run_over, model, graph, chosen, inputs, taps, seed, progress)
+    examples = inputs.examples if examples is None else examples
+    run = partial(_run_over, model, graph, chosen, inputs, examples, taps, seed, progress)
     collector = _looked_at_last(run) if device_of(model).type != "cpu" else run()
     accumulators, sums = collector.accumulators, collector.sums
     if several():
@@ -388,12 +434,13 @@ def _run_over(
     graph: Graph,
     consumers: Sequence[str],
     inputs: InputBatches,
+    examples: int | None,
     taps: str,
     seed: int,
     progress: Progress | None,
 ) -> Collector:
     """What the network shows on the batches, added up."""
-    accumulators = _accumulators(graph, consumers, inputs, taps)
+    accumulators = _accumulators(graph, consumers, inputs, taps, examples)
     collector = Collector(model, accumulators, inputs.batch_statistics, seed)
     first = not consumers or consumers[0] == next(iter(graph.consumers))
     for unit in graph.units if first else ():
@@ -422,13 +469,12 @@ def padding_masks(batch: Inputs) -> list[Tensor]:
 
 
 def _accumulators(
-    graph: Graph, names: Iterable[str], inputs: InputBatches, taps: str
+    graph: Graph, names: Iterable[str], inputs: InputBatches, taps: str, examples: int | None
 ) -> dict[str, Accumulator]:
     """By consumer, with nothing added up yet."""
     positions: Counter[str] = Counter()
     for layer in graph.layers:
         positions[layer.weight] += layer.positions
-    examples = inputs.examples
     made = {}
     for consumer in map(graph.consumers.__getitem__, names):
         shape, windows = graph.shapes[consumer.weight], None

@@ -117,6 +117,19 @@ class Moments:
         both = (mixed[..., rows.to(before.device)] * new).sum(summed)
         return was, now, was + now - 2 * both
 
+    def blended(self, other: Moments, weight: float) -> Moments:
+        """These times `weight` and others of the same consumer for the rest, in place of these."""
+        spatial = self.spatial
+        if spatial is not None and other.spatial is not None:
+            spatial = torch.lerp(other.spatial, spatial, weight)
+        return replace(
+            self,
+            mean=torch.lerp(other.mean, self.mean, weight),
+            covariance=self.covariance.lerp_(other.covariance, 1 - weight),
+            spatial=spatial,
+            mixed=None,
+        )
+
     def by_tap(self, kept: Tensor) -> Tensor:
         """Flags by feature as flags by row of the covariance."""
         return kept.repeat_interleave(self.taps)
@@ -150,6 +163,19 @@ class Statistics:
 
     def get(self, name: str) -> Moments | None:
         return self.moments.get(name)
+
+    def blended(self, other: Statistics, weight: float) -> Statistics:
+        """These times `weight` and others of the same network for the rest, in place of these."""
+        moments = {
+            name: own.blended(other.moments[name], weight) if name in other.moments else own
+            for name, own in self.moments.items()
+        }
+        products = {
+            name: own.blended(other.products[name], weight) if name in other.products else own
+            for name, own in self.products.items()
+        }
+        source, seconds = f"{self.source} and {other.source}", {**other.seconds, **self.seconds}
+        return replace(self, moments=moments, products=products, source=source, seconds=seconds)
 
     @property
     def outlines(self) -> Mapping[str, Moments]:

@@ -40,6 +40,11 @@ class ProductMoments:
     query: Tensor
     key: Tensor
 
+    def blended(self, other: ProductMoments, weight: float) -> ProductMoments:
+        """These times `weight` and others of the same attention for the rest."""
+        mine, theirs = ((p.gram, p.query, p.key) for p in (self, other))
+        return ProductMoments(*(torch.lerp(b, a, weight) for a, b in zip(mine, theirs)))
+
 
 def pairs_of(graph: Graph, unit: Unit) -> Tensor:
     """(heads, channels of a block, 1 or 2): the places in a head that form each channel.
