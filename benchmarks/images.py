@@ -4,12 +4,13 @@
 
 Every layer that can be pruned is, by criterion echo and one ratio. Painted images are the default,
 inverted ones `data="inversion"`; real ones are test images without their labels, for comparison.
-Rows that are stored already are not measured again.
+Rows that are stored already are not measured again, but for those of a source named by `--again`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.choosing import RATIOS, rows_parser
@@ -22,10 +23,10 @@ SOURCES = ("procedural", "inversion", "real")
 Row = dict[str, Any]
 
 
-def measure(case: Case) -> list[Row]:
+def measure(case: Case, sources: Iterable[str]) -> list[Row]:
     """A row for every source, with the accuracy at each ratio."""
     rows = []
-    for source in SOURCES:
+    for source in sources:
         start = time.perf_counter()
         prepared = case.prepared(source)
         prepared.statistics()
@@ -54,16 +55,20 @@ def table(rows: list[Row]) -> list[list[Any]]:
 
 
 def main() -> None:
-    options = rows_parser(__doc__).parse_args()
-    rows = stored_rows("images")
-    known = {(row["net"], row["seed"]) for row in rows}
-    for name in options.networks.split(","):
+    parser = rows_parser(__doc__)
+    parser.add_argument("--again", choices=SOURCES, help="a source to measure anew")
+    options = parser.parse_args()
+    networks, seeds = options.networks.split(","), list(map(int, options.seeds.split(",")))
+    asked = [(name, seed, options.again) for name in networks for seed in seeds]
+    rows = [r for r in stored_rows("images") if (r["net"], r["seed"], r["images"]) not in asked]
+    known = {(row["net"], row["seed"], row["images"]) for row in rows}
+    for name in networks:
         network = load_network(name, options.device)
         images = LabelledImages.of(load_images(name), network, options.limit)
-        for seed in map(int, options.seeds.split(",")):
-            if (name, seed) not in known:
-                rows += measure(Case(name, network, images, seed=seed))
-                save_results("images", {"rows": rows})
+        for seed in seeds:
+            missing = [source for source in SOURCES if (name, seed, source) not in known]
+            rows += measure(Case(name, network, images, seed=seed), missing)
+            save_results("images", {"rows": rows})
     columns = ["network", "images", "seeds", *(f"{r:.0%}" for r in RATIOS), "least gain"]
     print_table("Accuracy in %, closed form, criterion echo", columns, table(rows))
 
