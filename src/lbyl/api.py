@@ -102,8 +102,9 @@ def compress(
     `data` is what the network is run on: procedural images unless given, "inversion", a number of
     procedural images, your own unlabelled inputs (a tensor, or an iterable of batches), or
     `Statistics`. Few inputs of your own are blended with data-free ones; of 128 and more a quarter
-    is held out, and every choice and the forecast go by those. `include` and `exclude` are patterns of layer names, `residual` also prunes
-    channels that additions tie across layers, `multiple_of` rounds kept counts up.
+    is held out, and every choice and the forecast go by those. `include` and `exclude` are
+    patterns of layer names, `residual` also prunes channels that additions tie across layers,
+    `multiple_of` rounds kept counts up.
 
     `refine` is a number of gradient steps after the closed form in which kept filters change too,
     on the same kind of inputs: slower than everything else together, and better. "auto" goes on

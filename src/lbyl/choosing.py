@@ -24,7 +24,7 @@ from lbyl.planning.ratio import counts as ratio_counts
 from lbyl.planning.ratio import steps_of
 from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
-from lbyl.restoring.forecast import Forecast, Forecaster
+from lbyl.restoring.forecast import FORGOT, FRESH, Forecast, Forecaster
 from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, move_running_stats
 from lbyl.restoring.rewrite import Restoration, restore, silencing, solve_ahead
 from lbyl.restoring.solving import Solver
@@ -99,7 +99,10 @@ class Judges:
         second_pass = self._fresh_pass if self.normalising else self.second_pass
         compared = self.graph.norms and second_pass.inputs.batch_statistics
         return Forecaster(
-            self.model, self.fresh.forecasting, second_pass=second_pass if compared else None
+            self.model,
+            self.fresh.forecasting,
+            second_pass=second_pass if compared else None,
+            calibration=FORGOT if self.graph.forgot else FRESH,
         )
 
     def forecast(self, slim: nn.Module, scores: Tensor | None = None) -> Forecast:
@@ -409,6 +412,11 @@ class Chooser:
         def kept(counts: Counts) -> float:
             trial = self.trial(self._plan(counts, criterion))
             told = self.judges.forecast(trial.restored.model, trial.scores)
+            if told.one_answer:
+                raise LbylError(
+                    "keep= is a fraction of accuracy, and this network answers alike all inputs "
+                    "that it could be judged on: give macs=, params= or latency=, or data="
+                )
             if told.kept is None:
                 raise LbylError(
                     "keep= is a fraction of accuracy, and this network's outputs are not one "

@@ -190,7 +190,7 @@ class Result:
         ]
         if self.fallbacks:
             more = f" (and {len(self.fallbacks) - 1} more)" if len(self.fallbacks) > 1 else ""
-            lines += ["", f"fallbacks: {self.fallbacks[0]}{more}"]
+            lines += ["", *textwrap.wrap(f"fallbacks: {self.fallbacks[0]}{more}", WIDTH)]
         if self.graph.unprunable:
             lines += ["", f"{len(self.graph.unprunable)} unprunable layers (see print(graph))"]
         return "\n".join(lines)

@@ -60,7 +60,8 @@ def test_weights_equal_least_squares_on_collected_activations(
     name: str, unit: str, reader: str, kept: list[int], ridge: float
 ) -> None:
     x = example(name, 200).double()
-    model, result = compressed(name, unit, kept, x, method=lbyl.methods.Echo(ridge=ridge))
+    method = lbyl.methods.Echo(ridge=ridge, correction="mean")
+    model, result = compressed(name, unit, kept, x, method=method)
     samples, _ = consumer_samples(model, reader, x)
     weight = model.get_submodule(reader).weight.detach()
     found = result.model.get_submodule(reader).weight.detach()

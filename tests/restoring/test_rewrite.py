@@ -14,7 +14,7 @@ from lbyl.graph.weights import UnitWeights
 from lbyl.methods.base import Delivery, Method, identity_rows
 from lbyl.restoring import rewrite
 from lbyl.restoring.rewrite import Restoration, Written, restore
-from lbyl.restoring.solving import Solution
+from lbyl.restoring.solving import Solution, Solver
 from lbyl.statistics.moments import Statistics
 from lbyl.torchkit.fallbacks import noting
 from support import quick
@@ -150,7 +150,8 @@ def test_the_error_of_a_unit_is_the_largest_at_its_consumers() -> None:
 
 @pytest.mark.parametrize(("error", "told"), [(0.25, 0.25), (float("inf"), None), (None, None)])
 def test_errors_that_are_no_numbers_are_not_told(error: float | None, told: float | None) -> None:
-    _, graph, _ = chain()
+    model, graph, _ = chain()
+    solver = Solver(model, graph, lbyl.methods.resolve("echo"), None)
     consumer = graph.consumers["3"]
     norm = consumer.norm
     assert norm is not None
@@ -160,7 +161,7 @@ def test_errors_that_are_no_numbers_are_not_told(error: float | None, told: floa
         ([consumer.weight, norm.mean, norm.var], True, True),
     ):
         solution = Solution(dict.fromkeys(names, torch.zeros(1)), error, True, ())
-        assert rewrite._told(consumer, solution) == Written(told, mean, variance)
+        assert rewrite._told(consumer, solution, solver) == Written(told, mean, variance)
 
 
 def test_units_are_measured_where_all_their_consumers_are() -> None:

@@ -207,6 +207,7 @@ class Graph:
     all_units: tuple[Unit, ...] = field(default=(), repr=False)  # residual ones too, for budgets
     channel_norms: tuple[ChannelNorm, ...] = field(default=(), repr=False)
     tables: frozenset[str] = field(default=frozenset(), repr=False)  # of embeddings, by column
+    normalises: bool = True  # whether anything in the network does
 
     @classmethod
     def empty(cls, unprunable: Mapping[str, str]) -> Graph:
@@ -231,6 +232,14 @@ class Graph:
     @property
     def names(self) -> list[str]:
         return [unit.name for unit in self.units]
+
+    @property
+    def forgot(self) -> bool:
+        """Whether nothing tells what channels are like: convolutions, and nothing normalises.
+
+        Most such networks had BatchNorms that were folded into their weights.
+        """
+        return not self.normalises and any(c.kind == "conv" for c in self.consumers.values())
 
     @property
     def channels(self) -> int:

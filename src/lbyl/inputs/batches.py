@@ -26,8 +26,13 @@ from lbyl.inputs.examples import (
     takes_lists,
 )
 from lbyl.inputs.inversion import invert
-from lbyl.inputs.procedural import procedural_images
-from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm
+from lbyl.inputs.procedural import (
+    as_given,
+    channels_come_last,
+    channels_first,
+    procedural_images,
+)
+from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm, match_first_biases
 from lbyl.inputs.tokens import common_tokens, find_text, random_text
 from lbyl.inputs.writing import RANDOM, SEQUENCES, Author, find_author
 from lbyl.torchkit.heap import keep_no_more
@@ -164,7 +169,8 @@ class FreshInputs:
 
     @cached_property
     def gains(self) -> SpectrumGains | None:
-        return match_first_batchnorm(self.model, self.example_inputs)
+        found = match_first_batchnorm(self.model, self.example_inputs)
+        return match_first_biases(self.model, self.example_inputs) if found is None else found
 
     @cached_property
     def common(self) -> Tensor | None:
@@ -235,7 +241,7 @@ class FreshInputs:
         count = max(8, self._asked() // FORECAST)
         size = FORECAST_BATCH
         if device_of(self.model).type == "cpu":
-            pixels = math.prod(example_shape(self.example_inputs)[1:])
+            pixels = math.prod(_image_shape(self.example_inputs)[1:])
             size = max(1, min(size, FORECAST_PIXELS // max(1, pixels)))
         return _held_or_drawn(self._draw(count, FORECASTING, size))
 
@@ -260,7 +266,7 @@ class FreshInputs:
         if self._writes:
             yield from self.endless_from(self._texts_for(steps))
         count = self._step_count()
-        pixels = count * math.prod(example_shape(self.example_inputs)[1:])
+        pixels = count * math.prod(_image_shape(self.example_inputs)[1:])
         ahead = max(1, min(AHEAD, AHEAD_PIXELS // max(1, pixels)))
         for draw in itertools.count(2):
             yield from self._draw(count * ahead, draw, count).batches
@@ -314,7 +320,7 @@ class FreshInputs:
             return LISTED
         if self._writes:
             return self.count or SEQUENCES
-        return image_count(example_shape(self.example_inputs))
+        return image_count(_image_shape(self.example_inputs))
 
     def _asked(self) -> int:
         """Inputs of a collection: who asks for fewer, or more, means those compared on, too."""
@@ -324,11 +330,11 @@ class FreshInputs:
         if self._writes:
             assert self.author is not None
             return max(2, STEP_TOKENS // self.author.length)
-        return max(FEWEST, image_count(example_shape(self.example_inputs)) // STEP)
+        return max(FEWEST, image_count(_image_shape(self.example_inputs)) // STEP)
 
     def _draw(self, count: int | None, draw: int, per_batch: int | None = None) -> InputBatches:
         start = time.perf_counter()
-        if math.prod(example_shape(self.example_inputs)[1:]) > LARGE:
+        if math.prod(_image_shape(self.example_inputs)[1:]) > LARGE:
             keep_no_more()
         fixed = self.fixed_batch
         if fixed is not None:  # whole batches only
@@ -371,6 +377,11 @@ def _held(total: int) -> int:
     return max(2, total // JUDGED)
 
 
+def _image_shape(example_inputs: Inputs) -> tuple[int, ...]:
+    """The shape of one example, its channels first."""
+    return channels_first(example_shape(example_inputs))
+
+
 def procedural(
     model: nn.Module,
     example_inputs: Inputs,
@@ -395,7 +406,7 @@ def procedural(
     tensors = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor) and x.dim()]
     if not tensors:
         raise LbylError("the example inputs hold no tensor to model inputs on")
-    shape = tuple(tensors[0].shape[1:])
+    shape = channels_first(tensors[0].shape[1:])
     total = count or image_count(shape)
     pixels = max(1, math.prod(shape[1:]))
     most = max(FEWEST_AT_ONCE, min(total, BATCH_PIXELS // pixels))
@@ -433,8 +444,10 @@ def _like(x: Tensor, total: int, batch: int, seed: int, gains: SpectrumGains | N
     if not x.dim() or x.shape[0] != batch:
         return x
     if x.dtype.is_floating_point and x.dim() > 1:
-        images = procedural_images(total, tuple(x.shape[1:]), seed=seed, device=x.device)
-        return (images if gains is None else gains(images)).to(x.dtype)
+        shape = x.shape[1:]
+        images = procedural_images(total, channels_first(shape), seed=seed, device=x.device)
+        images = images if gains is None else gains(images)
+        return as_given(images, channels_come_last(shape)).to(x.dtype)
     generator = torch.Generator().manual_seed(seed)
     if x.dtype == torch.long and int(x.max()) > 1:
         tokens = torch.randint(int(x.max()) + 1, (total, *x.shape[1:]), generator=generator)

@@ -29,18 +29,39 @@ SHARPNESS = 0.4  # deviation of the spectrum's exponent from image to image; 0.3
 BRIGHTNESS, CONTRAST, TINT = 0.5, 0.3, 0.15  # deviations of the light from image to image
 
 
+COLOURS = 4  # channels that an image has at most, where they come last
+
+
+def channels_come_last(shape: Sequence[int]) -> bool:
+    """Whether a shape is `(H, W, C)`, as TensorFlow has it: known by its few channels."""
+    return len(shape) == 3 and shape[2] <= COLOURS < min(shape[:2])
+
+
+def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an image as `(C, H, W)`, however it is given."""
+    return (shape[2], *shape[:2]) if channels_come_last(shape) else tuple(shape)
+
+
+def as_given(images: Tensor, last: bool) -> Tensor:
+    """Images (n, c, h, w) with their channels last, where the network takes them so."""
+    return images.permute(0, 2, 3, 1).contiguous() if last else images
+
+
 def procedural_images(
     count: int, shape: Sequence[int], *, seed: int = 0, device: str | torch.device = "cpu"
 ) -> Tensor:
     """Return `count` images of `shape` as float32 `(count, *shape)`.
 
-    `shape` is `(C, H, W)`, `(C, L)`, `(C, D, H, W)` or `(L,)`. A flat vector whose length is that
+    `shape` is `(C, H, W)` (or `(H, W, C)` of up to four channels), `(C, L)`, `(C, D, H, W)` or
+    `(L,)`. A flat vector whose length is that
     of a square picture of one or three channels (784, 3072) is taken for one, flattened; any other
     is a signal of one channel. For signals and volumes pink noise takes the place of leaves.
     """
-    channels, size = _checked(count, shape)
+    order = channels_first(shape)
+    channels, size = _checked(count, order)
     generator = torch.Generator(device=torch.device(device)).manual_seed(seed)
-    return _scenes(count, channels, size, generator).reshape(count, *shape)
+    images = _scenes(count, channels, size, generator).reshape(count, *order)
+    return as_given(images, channels_come_last(shape))
 
 
 def _checked(count: int, shape: Sequence[int]) -> tuple[int, Size]:

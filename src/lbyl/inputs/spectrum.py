@@ -7,6 +7,12 @@ bands of frequency and axes of colour, and each part gets the gain with which th
 variances come out best. The running means determine the mean colour likewise. So images get the
 strength and the colour that inputs of this network have, whether it takes them between 0 and 1 or
 normalised. No data and hardly any time: nothing runs but the first layer.
+
+Where BatchNorm was folded into the weights, as in most ONNX files, biases still tell whether inputs
+are far stronger, as those from 0 to 255 are. A filter's bias was the mean of its output, or its
+distance from zero, which is of the size of its deviation: on images of unit deviation biases come
+out at 0.7 to 2.2 deviations where a network takes normalised images (median over filters, five
+networks), and at 50 to 60 where it takes those from 0 to 255.
 """
 
 from __future__ import annotations
@@ -15,14 +21,21 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from lbyl.graph.watch import NormCall, Watch
+from lbyl.graph.watch import NormCall, Watch, layer_call
 from lbyl.inputs.noise import at_once, squared_frequencies
-from lbyl.inputs.procedural import procedural_images
+from lbyl.inputs.procedural import (
+    as_given,
+    channels_come_last,
+    channels_first,
+    procedural_images,
+)
+from lbyl.torchkit.intercept import Function
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
 
 BLURS = (0.7, 1.5, 3.0)  # deviations in pixels of the Gaussians that part the bands
@@ -38,6 +51,9 @@ LINEAR = 1e-2  # the largest part of a response that parts may fail to add up to
 STRONGEST = 1e3  # how far the strength of images may be from one, either way
 LEAST_LEFT = 0.05  # of a running variance, that borders leave to images
 MEAN_PRIOR = 1e-3  # how much a mean colour costs, in squared deviations of images
+FAR_OFF = 8.0  # biases of so many deviations ask for stronger images
+TYPICAL = 0.9  # of networks whose inputs are as strong as images
+COLOUR_PRIOR = 0.25  # a mean colour may well be twice as strong as images are
 SEEN = 1e-4  # filters whose running variance is less, of the mean one, are switched off
 
 
@@ -124,20 +140,19 @@ def _enters(model: nn.Module, inputs: Inputs) -> Entering | None:
 @torch.no_grad()
 def match_first_batchnorm(model: nn.Module, example_inputs: Inputs) -> SpectrumGains | None:
     """Gains under which images match a network's first BatchNorm; None where it has none."""
-    examples = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
-    if len(examples) != 1 or examples[0].dim() != 4 or not examples[0].is_floating_point():
+    example = _image_example(example_inputs)
+    if example is None:
         return None
     if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         return None  # without this check the whole network would run
-    shape, dtype = tuple(examples[0].shape[1:]), examples[0].dtype
+    shape = channels_first(example.shape[1:])
     count = max(FEWEST, min(LOOKS, LOOKED_PIXELS // (shape[1] * shape[2])))
     images = procedural_images(count, shape, device=device_of(model))
     top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
     images = images[:, :, top : top + WINDOW, left : left + WINDOW]
 
     def ask(images: Tensor) -> Entering | None:
-        given = tree_map_only(Tensor, lambda _: images.to(dtype), example_inputs)
-        return _enters(model, given)
+        return _enters(model, _in_place_of(example_inputs, example, images))
 
     with evaluation_mode(model):
         seen = _products(ask, images)
@@ -155,6 +170,94 @@ def match_first_batchnorm(model: nn.Module, example_inputs: Inputs) -> SpectrumG
         factor = strength(products[active], own, gains)
         mean = even.fit(active, factor)
     return SpectrumGains(gains.reshape(-1, shape[0]) * factor, mean)
+
+
+def _image_example(example_inputs: Inputs) -> Tensor | None:
+    """The one image that is given for an example; None where inputs are anything else."""
+    examples = [x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)]
+    if len(examples) != 1 or examples[0].dim() != 4 or not examples[0].is_floating_point():
+        return None
+    return examples[0]
+
+
+def _in_place_of(example_inputs: Inputs, example: Tensor, images: Tensor) -> Inputs:
+    """Inputs with images (n, c, h, w) in place of the example, in its order of axes."""
+    given = as_given(images, channels_come_last(example.shape[1:])).to(example.dtype)
+    return tree_map_only(Tensor, lambda _: given, example_inputs)
+
+
+class _FirstLayerReached(Exception):
+    """Carries what the first convolution gives; the rest need not run."""
+
+
+class FirstConvolution(Watch):
+    """Stops a network behind its first convolution."""
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = layer_call(func, args, kwargs)
+        out = super().on_call(func, args, kwargs)
+        if call is not None:
+            raise _FirstLayerReached(out if call.kind == "conv" else None)
+        return out
+
+
+@torch.no_grad()
+def match_first_biases(model: nn.Module, example_inputs: Inputs) -> SpectrumGains | None:
+    """How strong images are, and of what colour, where the first biases are far off otherwise.
+
+    None where the network has no such biases, or images of unit deviation suit them.
+    """
+    example = _image_example(example_inputs)
+    if example is None:
+        return None
+    shape = channels_first(example.shape[1:])
+    images = procedural_images(FEWEST, shape, device=device_of(model))
+
+    def ask(images: Tensor) -> Tensor | None:
+        try:
+            with FirstConvolution():
+                call_model(model, _in_place_of(example_inputs, example, images))
+        except _FirstLayerReached as end:
+            out = end.args[0]
+            return None if out is None or out.dim() != 4 else out.double().cpu()
+        except Exception:  # a network that does not take them is not asked
+            return None
+        return None
+
+    colours = torch.cat([torch.zeros(1, shape[0]), torch.eye(shape[0])]).to(images)
+    with evaluation_mode(model):
+        made, even = ask(images), ask(colours[:, :, None, None].expand(-1, *shape).contiguous())
+    if made is None or even is None:
+        return None
+    level = even.flatten(2).median(2).values  # (1 + channels, filters): borders do not count
+    deviation = (made - level[0][:, None, None]).transpose(0, 1).flatten(1).std(1)
+    active = deviation > SEEN**0.5 * deviation.max()
+    bias = (level[0] / deviation)[active]
+    if not bool(active.any()) or not float(bias.abs().median()) > FAR_OFF:
+        return None
+    seen = ((level[1:] - level[0]) / deviation).T[active]
+    mean, factor = strength_and_mean(bias, seen)
+    gains = torch.full((len(BLURS) + 1, shape[0]), factor, dtype=torch.float64)
+    return SpectrumGains(gains, mean)
+
+
+def strength_and_mean(bias: Tensor, seen: Tensor) -> tuple[Tensor, float]:
+    """The mean colour (channels,) and the strength of images that biases (filters,) ask for.
+
+    Both are in deviations that filters have on images of unit strength, as `seen` (filters,
+    channels) is, what they make of an even colour. Outputs should be near zero, as far as a colour
+    brings them there; how far most of them are from it is the strength. Least absolute values, by
+    weighted squares: a few filters are far off in any network.
+    """
+    eye = COLOUR_PRIOR * torch.eye(seen.shape[1], dtype=seen.dtype)
+    left = bias
+    mean = torch.zeros(seen.shape[1], dtype=seen.dtype)
+    for _ in range(ROUNDS):
+        weights = left.abs().median() / left.abs().clamp(min=left.abs().median())
+        rows = seen * weights[:, None]
+        mean = torch.linalg.solve(rows.T @ seen + eye, -rows.T @ bias)
+        left = bias + seen @ mean
+    return mean, min(float(left.abs().median()) / TYPICAL, STRONGEST)
 
 
 Ask = Callable[[Tensor], Entering | None]

@@ -1,19 +1,20 @@
 """Putting a consumer's output back to the mean and variance it had before pruning.
 
 A step of its own, good for every method. The mean goes into the running mean of the BatchNorm
-behind the consumer, or into the consumer's bias; the variance into the running variance.
+behind the consumer, or into the consumer's bias; the variance into the running variance, or into
+the weight of a convolution that has no BatchNorm behind it, as those that were folded have.
 `recalibrate` does the same and is followed by a second run of both networks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from lbyl.graph.unit import Consumer, Norm
+from lbyl.graph.unit import Consumer, Graph, Norm
 from lbyl.statistics.moments import Moments
 from lbyl.torchkit.assumptions import holds
 
@@ -29,6 +30,7 @@ class Shift:
     variance: Tensor  # (…, outputs): by what factor
     error: Tensor  # variance of the difference over that of the output, all outputs together
     total: Tensor  # variance of the output before, all outputs together
+    now: Tensor | float = 0.0  # (…, outputs): the mean that it has
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Before:
         ratio = variance / self.variance.clamp(min=1e-300)
         ratio = torch.where(self.varies & ratio.isfinite(), ratio, 1.0)
         error = difference.clamp(min=0).sum(-1) / self.total
-        return Shift(mean - self.mean, ratio.clamp(*VARIANCE_LIMITS), error, self.total)
+        return Shift(mean - self.mean, ratio.clamp(*VARIANCE_LIMITS), error, self.total, mean)
 
 
 def output_before(moments: Moments, old: Tensor, mixed: Tensor) -> Before:
@@ -119,6 +121,28 @@ def scaled_variance(variance: Tensor, eps: float | Tensor, factor: Tensor) -> Te
     return ((variance + eps) * factor - eps).clamp(min=0)
 
 
+def is_rescaled(consumer: Consumer, graph: Graph, correction: str) -> bool:
+    """Whether the variance of a consumer's output goes into its weight.
+
+    So it does behind convolutions that BatchNorm was folded into. Where something normalises, and
+    behind linear layers, the least error counts: the layers of a transformer lose by it.
+    """
+    folded = graph.forgot and consumer.norm is None and consumer.kind != "linear"
+    return folded and puts_variance_back(correction)
+
+
+def puts_variance_back(correction: str) -> bool:
+    return correction not in ("none", "mean")
+
+
+def rescaled(weight: Tensor, shift: Shift) -> tuple[Tensor, Shift]:
+    """A weight (…, outputs, …) under which outputs have their variance again, and their shift."""
+    factor = shift.variance.rsqrt()
+    shape = [*factor.shape, *[1] * (weight.dim() - factor.dim())]
+    moved = shift.mean + (factor - 1) * shift.now
+    return weight * factor.reshape(shape).to(weight), replace(shift, mean=moved)
+
+
 def corrected_values(
     consumer: Consumer,
     shift: Shift,
@@ -142,7 +166,7 @@ def corrected_values(
 
 def moved_by(norm: Norm, correction: str) -> list[str]:
     """The running statistics that a correction moves."""
-    return [norm.mean] if correction == "mean" else [norm.mean, norm.var]
+    return [norm.mean, norm.var] if puts_variance_back(correction) else [norm.mean]
 
 
 def corrected_norm(held: Sequence[Tensor], eps: float | Tensor, shift: Shift) -> list[Tensor]:

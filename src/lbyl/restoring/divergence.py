@@ -33,6 +33,7 @@ AT_ONCE = 3 << 19  # than so many numbers on a processor, and on a device than f
 BYTES = 512  # for a number of the inputs: layers make several of each, and others need room too
 HALVINGS = 40  # of a range of temperatures,
 STEPS = 16  # of which a device looks at so many parts in one go
+SUM_TO_ONE, LEAST_CHANCE = 1e-3, 1e-8
 FLOOR = 1e-12  # two networks that agree to the last bit are this far apart
 
 
@@ -215,8 +216,20 @@ def answers(
 
 
 def numbers_in(out: Any) -> list[Tensor]:
-    """Every floating tensor of an output, in float64."""
-    return [x.double() for x in floating_in(out)]
+    """Every floating tensor of an output, in float64; chances as the scores they were made of."""
+    return [as_scores(x.double()) for x in floating_in(out)]
+
+
+def as_scores(x: Tensor) -> Tensor:
+    """Rows that are chances, as networks with a softmax at their end give, as their logarithms.
+
+    Chances of a network that is sure differ in digits that nobody compares. Nothing is read back
+    from a device to find out.
+    """
+    if x.dim() != 2 or x.shape[1] < 2:
+        return x
+    chances = (x >= 0).all() & ((x.sum(1) - 1).abs() < SUM_TO_ONE).all()
+    return torch.where(chances, x.clamp(min=LEAST_CHANCE).log(), x)
 
 
 def floating_in(out: Any) -> list[Tensor]:

@@ -21,7 +21,14 @@ from lbyl.graph.unit import Axis, Graph, Norm
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
 from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
-from lbyl.restoring.divergence import floating_in, half_sure, is_answer, joined_scores, kl
+from lbyl.restoring.divergence import (
+    as_scores,
+    floating_in,
+    half_sure,
+    is_answer,
+    joined_scores,
+    kl,
+)
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.run import call_model, evaluation_mode
 from lbyl.torchkit.tensors import copy_all, is_finite, names_of, onto, tensors
@@ -134,7 +141,7 @@ def _with_answer(made: list[list[Tensor]] | None, out: object) -> list[list[Tens
     if made is None:
         return None
     found = floating_in(out)
-    return [*made, [found[0].double()]] if is_answer(found) else None
+    return [*made, [as_scores(found[0].double())]] if is_answer(found) else None
 
 
 def batch_moments(model: nn.Module, inputs: InputBatches) -> BatchNormMoments:

@@ -16,7 +16,7 @@ from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.methods.base import Delivery, Method, identity_rows
 from lbyl.planning.plan import Plan
 from lbyl.restoring.channel_norms import corrected_norms
-from lbyl.restoring.correct import as_held
+from lbyl.restoring.correct import as_held, is_rescaled
 from lbyl.restoring.products import rewritten_products
 from lbyl.restoring.solving import (
     Request,
@@ -137,7 +137,7 @@ def _solved(
     for step, consumer in mine:
         if finite[consumer.name]:
             solved |= new[consumer.name]
-            written[consumer.name] = _told(consumer, solutions[consumer.name])
+            written[consumer.name] = _told(consumer, solutions[consumer.name], solver)
         else:  # a weight and the correction behind it belong together
             with at(consumer.name):
                 note("only cut: its new values are too large for the model's precision")
@@ -292,12 +292,15 @@ def _nothing(weights: UnitWeights, kept: Tensor) -> Delivery:
     return Delivery(identity_rows(weights.unit.channels, kept, like))
 
 
-def _told(consumer: Consumer, solution: Solution) -> Written:
+def _told(consumer: Consumer, solution: Solution, solver: Solver) -> Written:
     """What is reported of a consumer whose values were changed."""
     error = solution.error
     error = error if error is not None and math.isfinite(error) else None
-    varied = consumer.norm is not None and consumer.norm.var in solution.values
-    return Written(error, len(solution.values) > 1, varied)
+    centred = len(solution.values) > 1
+    varied = centred and is_rescaled(consumer, solver.graph, solver.method.correction)
+    if consumer.norm is not None:
+        varied = consumer.norm.var in solution.values
+    return Written(error, centred, varied)
 
 
 def _all_measured(unit: Unit, statistics: Statistics | None) -> bool:

@@ -21,10 +21,12 @@ from lbyl.restoring.correct import (
     Shift,
     as_held,
     corrected_values,
+    is_rescaled,
     is_worse_than_cut,
     known_shift,
     output_before,
     output_shift,
+    rescaled,
 )
 from lbyl.restoring.together import Problem, shape_of, solve_together
 from lbyl.statistics.moments import Moments, Statistics
@@ -189,7 +191,8 @@ class Solver:
                 return None
             own = original.weight, original.mixed, original.before, self._moments(consumer)
             problems.append(Problem(consumer, request.columns, *own))
-        answers = solve_together(self.method, problems, self.state)
+        rescales = self._rescales(requests[0].consumer)
+        answers = solve_together(self.method, problems, self.state, rescales)
         if answers is None:
             return None
         return [Unseen(one.values, one.error, [one.good], ()) for one in answers]
@@ -230,10 +233,15 @@ class Solver:
             takes_mean=self._takes_mean(consumer),
         )
         new, shift = _rewritten(self.method, rewrite, original.before)
+        if shift is not None and rewrite.takes_mean and self._rescales(consumer):
+            new, shift = rescaled(new, shift)
         values = {consumer.weight: from_matrix(new, consumer, weight)}
         values |= self._corrected(consumer, shift)
         # Outputs may become mixtures yet, which are made in full precision.
         return values if self.method.by_unit else as_held(values, self.state), shift
+
+    def _rescales(self, consumer: Consumer) -> bool:
+        return is_rescaled(consumer, self.graph, self.method.correction)
 
     def _original(self, consumer: Consumer) -> Original:
         """What is the same for every plan, and remembered for several."""

@@ -23,6 +23,7 @@ from lbyl.restoring.correct import (
     corrected_values,
     known_shift,
     moved_by,
+    rescaled,
 )
 from lbyl.statistics.moments import Moments
 from lbyl.statistics.solve import Regressed, Regression
@@ -59,21 +60,30 @@ def shape_of(consumer: Consumer, state: Mapping[str, Tensor]) -> Hashable:
     """Consumers for which this is equal can be solved in one go."""
     weight = state[consumer.weight]
     axes = consumer.output_axis, consumer.axis
-    return tuple(weight.shape), axes, weight.dtype, weight.device, consumer.norm is not None
+    alike = consumer.kind, consumer.norm is not None
+    return tuple(weight.shape), axes, weight.dtype, weight.device, *alike
 
 
 def solve_together(
-    method: Method, problems: Sequence[Problem], state: Mapping[str, Tensor]
+    method: Method,
+    problems: Sequence[Problem],
+    state: Mapping[str, Tensor],
+    rescales: bool = False,
 ) -> list[Answer] | None:
-    """An answer to each of several problems of one shape; None where the method has no such way."""
+    """An answer to each of several problems of one shape; None where the method has no such way.
+
+    `rescales`: the variance of outputs goes into the weights.
+    """
     # Those of one consumer follow each other.
     order = sorted(range(len(problems)), key=lambda i: problems[i].consumer.name)
     sorted_problems = [problems[i] for i in order]
     found = method.rewrite_alike(_regressions(sorted_problems))
     if found is None:
         return None
-    shift = _shift(sorted_problems, found)
-    weights, finite = _weights(sorted_problems, found.weight, state)
+    shift, weight = _shift(sorted_problems, found), found.weight
+    if rescales:
+        weight, shift = rescaled(weight, shift)
+    weights, finite = _weights(sorted_problems, weight, state)
     corrected, all_finite = _corrected(method, sorted_problems, shift, state)
     good = (found.good & finite & all_finite).unbind()
     errors = shift.error.unbind()

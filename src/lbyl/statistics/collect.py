@@ -63,8 +63,13 @@ What a regression loses to a finite sample is about features/samples of what it 
 features take more than that asks for, up to `MOST_SAMPLES`, for they cost little.
 """
 
-PRIOR = 64  # own inputs that data-free ones count for, beside them;
+PRIOR, UNSUITED = 64, 16  # own inputs that data-free ones count for, beside them;
 SPEAKING = 1024  # from so many on own inputs speak for themselves
+
+FORGOTTEN = (
+    "statistics are those of painted images alone: nothing in this network tells what its channels "
+    "were like (BatchNorm was folded, as in most ONNX files?); data= of 64 inputs would keep more"
+)
 
 FEWEST_TOGETHER = 32  # images, for BatchNorm by the batch, however short memory is
 ACTIVATIONS = 3  # of the widest layer that are held at once: what it reads, what it makes, a copy
@@ -279,10 +284,10 @@ def collect(
 
     Moments on data-free inputs are corrected by the running statistics of BatchNorm; those of a
     user's own are not. With data-free inputs as a `prior`, own ones count for as many as there are
-    and the prior for `PRIOR`: few inputs have covariances of a rank below the number of channels,
-    by which everything beyond it looks redundant. Where moments would take more than half of the
-    memory that is free, the model runs several times, each for as many consumers as fit, and they
-    wait on the disk.
+    and the prior for `PRIOR` (or `UNSUITED`): few inputs have covariances of a rank below the
+    number of channels, by which everything beyond it looks redundant. Where moments would take
+    more than half of the memory that is free, the model runs several times, each for as many
+    consumers as fit, and they wait on the disk.
     """
     if taps not in TAPS:
         raise LbylError(f"taps is {taps!r}: it must be 'auto' or 'channels'")
@@ -301,6 +306,8 @@ def collect(
         several = [some.at_most(most) for some in several]
     parts = []
     with noting() as notes:
+        if graph.forgot and inputs.source == "procedural":
+            note(FORGOTTEN)
         for number, names in enumerate(groups):
             told = _as_part(progress, number, len(groups))
             part = _collect_part(model, graph, several, names, examples, taps, seed, told)
@@ -337,15 +344,18 @@ def _collect_part(
                 model, graph, inputs, consumers, examples, taps=taps, seed=seed, progress=told
             )
             part = part if own else match_running_stats(model, graph, part)
-        made = part if made is None else made.blended(part, own_weight(several[0]))
+        made = part if made is None else made.blended(part, own_weight(graph, several[0]))
     assert made is not None
     return made
 
 
-def own_weight(inputs: InputBatches) -> float:
-    """What a user's own inputs count for, beside data-free ones."""
+def own_weight(graph: Graph, inputs: InputBatches) -> float:
+    """What a user's own inputs count for, beside data-free ones.
+
+    Those count for fewer where the network has forgotten what they should be like.
+    """
     count = inputs.examples or inputs.count
-    return count / (count + PRIOR)
+    return count / (count + (UNSUITED if graph.forgot else PRIOR))
 
 
 def _examples(several: Sequence[InputBatches]) -> int | None:

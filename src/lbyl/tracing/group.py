@@ -171,7 +171,15 @@ def build(known: Grouping, residual: bool, least: int = 2) -> Graph:
         flow.fixed_macs,
         channel_norms=_channel_norms(flow, axes),
         tables=frozenset(flow.tables),
+        normalises=any(call.op.strip("_") in NORMALISING for call in flow.record.calls),
     )
+
+
+# Functions of norms, and those by which norms are written out in arithmetic.
+NORMALISING = frozenset(
+    """batch_norm instance_norm group_norm layer_norm rms_norm local_response_norm normalize
+    rsqrt sqrt var std var_mean std_mean""".split()
+)
 
 
 PASSING = """to type_as float half bfloat16 contiguous clone detach dropout view reshape flatten
