@@ -4,8 +4,8 @@
 
 Nothing in such a network tells what its channels were like on the training data. Without data,
 closed form, all layers open to pruning; beside it the same network with its BatchNorms, and folded
-with 256 of the test images, unlabelled. What the forecast is made of stands in every row; the map
-for such networks was fitted on those:
+with a few test images, unlabelled, which are not among those that measure. What the forecast is
+made of stands in every row; the map for such networks was fitted on those:
 
     python -m benchmarks.folded --networks "" --merge docs/results/folded.json --fit
 """
@@ -26,10 +26,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 import lbyl
 from benchmarks.common.environment import default_device
-from benchmarks.common.networks import LabelledImages, load_images, load_network
+from benchmarks.common.networks import Case, LabelledImages, load_images, load_network
 from benchmarks.common.results import merged_networks, save_results
 from benchmarks.common.tables import print_table
 from benchmarks.forecast_fit import fitted
+from benchmarks.own_inputs import Divided
 from lbyl.planning.task import Amount
 from lbyl.restoring.divergence import joined_scores, kl, outputs
 from lbyl.restoring.forecast import Signs, correlation, equal_answers
@@ -43,7 +44,7 @@ NETWORKS = (
     "efficientnet_lite0_imagenet",
     "digits",
 )
-OWN = 256
+OWN = (16, 64, 256)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 
@@ -99,14 +100,16 @@ def signs(prepared: lbyl.Prepared, slim: nn.Module) -> Signs:
 
 def measure(name: str, device: str, limit: int) -> dict[str, Any]:
     network = load_network(name, device)
-    images = LabelledImages.of(load_images(name), network, limit)
-    plain = folded(network.model, network.example)
-    own = images.unlabelled(OWN, OWN)[0]
+    case = Case(name, network, LabelledImages.of(load_images(name), network, limit))
+    divided = Divided.of(case, max(OWN))
+    images, plain = divided.case.test, folded(network.model, network.example)
     ways: dict[str, lbyl.Prepared] = {
         "folded": lbyl.prepare(plain, network.example),
         "BatchNorm": lbyl.prepare(network.model, network.example),
-        "folded, own": lbyl.prepare(plain, network.example, data=own),
     }
+    for count in OWN:
+        data = divided.own[:count]
+        ways[f"folded, {count} own"] = lbyl.prepare(plain, network.example, data=data)
     base, rows = images.accuracy(network.model), []
     for setting, criterion, amount in settings():
         row: dict[str, Any] = {"setting": setting}
@@ -168,7 +171,7 @@ def main() -> None:
     for name in filter(None, options.networks.split(",")):
         networks[name] = measure(name, options.device, options.limit)
         save_results("folded", {"networks": networks}, folder=options.results)
-    columns = ("BatchNorm", "folded", "folded, own")
+    columns = ("BatchNorm", "folded", *(f"folded, {count} own" for count in OWN))
     for name, figures in networks.items():
         rows = [[row["setting"], *(row.get(c) for c in columns)] for row in figures["rows"]]
         print_table(f"{name}, {figures['base']:.1f} % before", ["pruned", *columns], rows)
