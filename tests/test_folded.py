@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 import lbyl
 from benchmarks.folded import folded, without_dents
+from lbyl.cli.compress import told_first
 from lbyl.inputs.batches import FreshInputs
 from lbyl.inputs.procedural import channels_first, procedural_images
 from lbyl.inputs.spectrum import match_first_batchnorm, match_first_biases, strength_and_mean
-from lbyl.models import resolve
+from lbyl.models import Network, resolve
 from lbyl.restoring.divergence import as_scores
 from lbyl.restoring.forecast import FORGOT, FRESH, Forecast, Forecaster
 from lbyl.statistics.collect import FORGOTTEN
@@ -191,6 +192,36 @@ def test_one_answer_to_all_inputs_tells_nothing_of_the_others() -> None:
     few = Forecaster(model, [torch.randn(8, 6)])
     assert few(model).kept is not None  # eight alike are chance
     assert Forecast(1.0, 0.0, None, None, None, 8, "fresh").one_answer is False
+
+
+def test_own_images_of_another_scale_are_told() -> None:
+    """A network whose first layer asks for 0 to 255, given normalised images."""
+    inner = trained(60.0, 0.0)
+    inner(torch.zeros(1, 3, 32, 32))
+    model, x = inner.eval(), torch.zeros(1, 3, 32, 32)
+    told = [
+        [line for line in result.fallbacks if "have a deviation of" in line]
+        for scale in (1.0, 60.0)
+        for result in [lbyl.compress(model, x, 0.3, data=scale * torch.randn(40, 3, 32, 32))]
+    ]
+    assert len(told[0]) == 1 and "are they normalised" in told[0][0]
+    assert not told[1]
+
+
+def test_a_network_that_takes_channels_last_reads_images_of_files() -> None:
+    inner = trained(1.0, 0.0)
+    inner(torch.zeros(1, 3, 32, 32))
+    model = Scaled(inner, last=True).eval()
+    network = Network("net", model, torch.zeros(1, 32, 32, 3), (32, 32, 3))
+    images = torch.randn(2, 3, 32, 32)
+    assert network.image_size == 32 and network.channels_last
+    assert network.given(images).shape == (2, 32, 32, 3)
+    torch.testing.assert_close(network.as_classifier(model)(images), inner(images))
+
+
+def test_fallbacks_are_shown_the_first_of_many() -> None:
+    assert told_first(()) == [] and told_first(("a", "b")) == ["a", "b"]
+    assert told_first(("a", "b", "c", "d", "e"))[3:] == ["and 2 more: see fallbacks in plan.json"]
 
 
 def test_bounds_have_no_dents() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from lbyl.restoring.forecast import Forecast
 from lbyl.torchkit.format import counted, human, percent, percent_change
 from lbyl.torchkit.run import device_of
 
+SHOWN_FALLBACKS = 3  # of what was done otherwise than meant
 ONNX = "Also write model.onnx, checked; keeps multiples of 8 channels without --multiple-of."
 Onnx = Annotated[bool, o.output_option("--onnx", help=ONNX)]
 INT8 = "Also write model.int8.onnx, calibrated without data, and tell what every step gives."
@@ -216,7 +218,16 @@ def show(
     )
     for line in remarks(network, result):
         screen.say(f"[dim]{plain(line)}[/]")
+    for line in told_first(result.fallbacks):
+        screen.warn(line)
     show_files(screen, network, written)
+
+
+def told_first(fallbacks: Sequence[str]) -> list[str]:
+    """What was done otherwise than meant: the first lines, and how many there are."""
+    more = len(fallbacks) - SHOWN_FALLBACKS
+    rest = [f"and {more} more: see fallbacks in plan.json"] if more > 0 else []
+    return [*fallbacks[:SHOWN_FALLBACKS], *rest]
 
 
 def figures(

@@ -147,9 +147,8 @@ def own_inputs(screen: Screen, network: Network, path: str) -> list[Any]:
     """A user's own images as batches the network takes."""
     images = load_images(screen, network, path, "train", OWN_LIMIT)
     device = device_of(network.model)
-    batches = [x for x, _ in images.batches(64, network.mean, network.std, device)]
-    if network.flatten:
-        return [x.flatten(1) for x in batches]
+    read = images.batches(64, network.mean, network.std, device)
+    batches = [network.given(x) for x, _ in read]
     if isinstance(network.example, dict):
         return [{next(iter(network.example)): x} for x in batches]
     return batches

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lbyl.inputs.procedural import as_given, channels_come_last, channels_first
 from lbyl.models.zoo.registry import IMAGENET_MEAN, IMAGENET_STD
 from lbyl.torchkit.run import Inputs
 
@@ -35,8 +36,17 @@ class Network:
         return len(self.input_shape) == 1
 
     @property
+    def channels_last(self) -> bool:
+        """Whether images are given to the network as (height, width, channels)."""
+        return channels_come_last(self.input_shape)
+
+    @property
     def image_size(self) -> int | None:
-        return self.input_shape[-1] if len(self.input_shape) == 3 else None
+        return channels_first(self.input_shape)[-1] if len(self.input_shape) == 3 else None
+
+    def given(self, images: Tensor) -> Tensor:
+        """Images (n, channels, height, width) in the form that the network takes."""
+        return images.flatten(1) if self.flatten else as_given(images, self.channels_last)
 
     def to(self, device: str | torch.device) -> Network:
         """The same on another device; the model itself is moved."""
@@ -49,7 +59,9 @@ class Network:
 
     def as_classifier(self, model: nn.Module) -> nn.Module:
         """A model that takes images and gives logits, also where the network wants names."""
-        return Named(model, next(iter(self.example))) if isinstance(self.example, dict) else model
+        if isinstance(self.example, dict):
+            return Named(model, next(iter(self.example)))
+        return ChannelsLast(model) if self.channels_last else model
 
     def describe(self) -> dict[str, Any]:
         """What another run needs to build the network again, as plain data."""
@@ -61,6 +73,17 @@ class Network:
             "weights": self.weights,
             "classes": self.classes,
         }
+
+
+class ChannelsLast(nn.Module):
+    """A network that takes (n, height, width, channels), for images with their channels first."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: Tensor) -> Any:
+        return self.inner(as_given(images, last=True))
 
 
 class Named(nn.Module):

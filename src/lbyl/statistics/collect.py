@@ -71,6 +71,8 @@ FORGOTTEN = (
     "were like (BatchNorm was folded, as in most ONNX files?); data= of 64 inputs would keep more"
 )
 
+OTHER_SCALE = 6.0  # times the deviation that is asked for, or a part of it, is no chance
+
 FEWEST_TOGETHER = 32  # images, for BatchNorm by the batch, however short memory is
 ACTIVATIONS = 3  # of the widest layer that are held at once: what it reads, what it makes, a copy
 
@@ -308,6 +310,8 @@ def collect(
     with noting() as notes:
         if graph.forgot and inputs.source == "procedural":
             note(FORGOTTEN)
+        if prior is not None:
+            _compare_strength(inputs, prior)
         for number, names in enumerate(groups):
             told = _as_part(progress, number, len(groups))
             part = _collect_part(model, graph, several, names, examples, taps, seed, told)
@@ -362,6 +366,20 @@ def _examples(several: Sequence[InputBatches]) -> int | None:
     """How many there are in all; None where some do not tell."""
     counts = [inputs.examples for inputs in several]
     return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _compare_strength(inputs: InputBatches, prior: InputBatches) -> None:
+    """Note where own images are far stronger or weaker than the network seems to take them."""
+    own, drawn = (next(iter(some.batches)) for some in (inputs, prior))
+    images = all(isinstance(x, Tensor) and x.dim() == 4 for x in (own, drawn))
+    if not images or not own.is_floating_point() or prior.source != "procedural":
+        return
+    mine, asked = (float(x.float().std()) for x in (own, drawn))
+    if not 1 / OTHER_SCALE < mine / max(asked, 1e-30) < OTHER_SCALE:
+        note(
+            f"the images of data= have a deviation of {mine:.3g}, where the network's first layer "
+            f"asks for about {asked:.3g}: are they normalised as it was trained (--mean, --std)?"
+        )
 
 
 def _put_away(part: Statistics, stored: Stored) -> Statistics:
