@@ -14,6 +14,7 @@ import torch
 
 import lbyl
 from lbyl.report import gather, write_report
+from lbyl.restoring.forecast import Forecast
 from lbyl.result import Row
 from lbyl.torchkit.format import percent
 
@@ -254,6 +255,24 @@ def test_what_was_done_is_told(digits: Any, tmp_path: Path) -> None:
     given = prepared.compress(result.plan, method="none")
     text = Page(write_report(given, tmp_path / "g.html").read_text("utf-8")).text
     assert given.story in text and given.chosen_by in text and "corrected" not in text
+
+
+def test_what_was_done_otherwise_than_meant_and_what_cannot_be_told_are_told(
+    digits: Any, tmp_path: Path
+) -> None:
+    _, _, result = digits
+    assert (
+        "What to know"
+        not in Page(write_report(result, tmp_path / "r.html").read_text("utf-8")).text
+    )
+    told = Forecast(1.0, 0.01, None, None, None, 64, "fresh", one_answer=True)
+    lines = tuple(f"layer {i}: <left> alone" for i in range(10))
+    other = dataclasses.replace(result, fallbacks=lines, forecast=told)
+    html = write_report(other, tmp_path / "o.html").read_text("utf-8")
+    text = Page(html).text
+    assert "What to know" in text and "layer 7: <left> alone" in text and "And 2 more" in text
+    assert "<left>" not in html  # nothing of it is taken for markup
+    assert "cannot be told" in text and "answers all inputs alike" in text
 
 
 def test_one_outlier_makes_the_axis_logarithmic() -> None:

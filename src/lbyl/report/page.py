@@ -126,6 +126,7 @@ def _overview(
     return {
         "cards": _cards(result, accuracy, latency, own),
         "accuracies": _accuracies(accuracy),
+        "fallbacks": list(result.fallbacks),
         "headings": HEADINGS,
         "deployment": step_texts(deployment),
         "kept": kept_chart(every),
@@ -261,6 +262,9 @@ def _forecast_card(forecast: Forecast | None) -> Card | None:
         apart = f"squared error of the outputs {where}, relative to their variance"
         return Card("Difference", "", numbers.short(forecast.divergence), "", None, apart)
     equal = percent(forecast.agreement)
+    if forecast.one_answer:
+        alike = f"the original answers all inputs alike; {equal} equal answers {where}"
+        return Card("Accuracy kept", "", "cannot be told", "", None, alike)
     if forecast.kept is None:
         return Card("Equal answers", "", equal, "", forecast.agreement, where)
     interval = f"{percent(forecast.low)} to {percent(forecast.high)}"
