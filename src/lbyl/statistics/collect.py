@@ -296,16 +296,16 @@ def collect(
     start = time.perf_counter()
     device = device_of(model)
     room = int(agreed(float(free_bytes(device) // 2)))
-    several = [inputs] if prior is None else [inputs, prior]
-    examples = _examples(several)
+    sources = [inputs] if prior is None else [inputs, prior]
+    examples = _examples(sources)
     sizes = _sizes(graph, inputs, taps, examples)
-    groups = in_parts(sizes, room // len(several)) or [[]]
+    groups = in_parts(sizes, room // len(sources)) or [[]]
     stored = None
     if len(groups) > 1:
         stored = Stored(device, room // 2)
         # Activations take half as much as the largest statistics.
         most = max(FEWEST_TOGETHER, max(sizes.values()) // (2 * _held_each(graph)))
-        several = [some.at_most(most) for some in several]
+        sources = [some.at_most(most) for some in sources]
     parts = []
     with noting() as notes:
         if graph.forgot and inputs.source == "procedural":
@@ -314,7 +314,7 @@ def collect(
             _compare_strength(inputs, prior)
         for number, names in enumerate(groups):
             told = _as_part(progress, number, len(groups))
-            part = _collect_part(model, graph, several, names, examples, taps, seed, told)
+            part = _collect_part(model, graph, sources, names, examples, taps, seed, told)
             # By the same name, so that nothing holds the moments while the next are collected.
             part = part if stored is None else _put_away(part, stored)
             parts.append(part)
@@ -331,7 +331,7 @@ def collect(
 def _collect_part(
     model: nn.Module,
     graph: Graph,
-    several: Sequence[InputBatches],
+    sources: Sequence[InputBatches],
     consumers: Sequence[str],
     examples: int | None,
     taps: str,
@@ -340,15 +340,15 @@ def _collect_part(
 ) -> Statistics:
     """The moments at some consumers: on a user's own inputs, the first, blended with others."""
     made: Statistics | None = None
-    for turn, inputs in enumerate(several):
+    for turn, inputs in enumerate(sources):
         own = inputs.source == "own"  # whoever loads those may want all threads
-        told = _as_part(progress, turn, len(several))
+        told = _as_part(progress, turn, len(sources))
         with nullcontext() if own else threads_for(device_of(model)):
             part = collect_moments(
                 model, graph, inputs, consumers, examples, taps=taps, seed=seed, progress=told
             )
             part = part if own else match_running_stats(model, graph, part)
-        made = part if made is None else made.blended(part, own_weight(graph, several[0]))
+        made = part if made is None else made.blended(part, own_weight(graph, sources[0]))
     assert made is not None
     return made
 
@@ -362,9 +362,9 @@ def own_weight(graph: Graph, inputs: InputBatches) -> float:
     return count / (count + (UNSUITED if graph.forgot else PRIOR))
 
 
-def _examples(several: Sequence[InputBatches]) -> int | None:
+def _examples(sources: Sequence[InputBatches]) -> int | None:
     """How many there are in all; None where some do not tell."""
-    counts = [inputs.examples for inputs in several]
+    counts = [inputs.examples for inputs in sources]
     return None if None in counts else sum(count or 0 for count in counts)
 
 
