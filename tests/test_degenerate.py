@@ -326,3 +326,18 @@ def test_efficientnet_lite0_is_compressed(shared: Path) -> None:
     model = zoo.create("efficientnet_lite0_imagenet", weights)
     result = lbyl.compress(model, torch.zeros(1, 3, 64, 64), {"*": 0.3}, criterion="l2", data=32)
     check(result)
+
+
+def test_channels_that_never_vary_leave_weights_of_sensible_size() -> None:
+    """Rounding divided by rounding: a covariance with constants that do not vary at all."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    x = torch.randn(16, 2).double()
+    covariance = torch.full((4, 4), 1e-20).double()
+    covariance[:2, :2] = 1e-300 * torch.eye(2)
+    known = lbyl.Statistics({"2": Moments(torch.ones(4, 1).double(), covariance)}, "own")
+    plan = lbyl.Plan({"0": torch.arange(2)}, {"0": 4})
+    result = lbyl.compress(model, x[:2], plan, data=known)
+    assert bool(result.model(x).isfinite().all())
+    assert float(result.model[2].weight.detach().abs().max()) < 10
+    assert any("beyond all measure" in line for line in result.fallbacks)

@@ -28,9 +28,9 @@ from lbyl.restoring.correct import (
     output_shift,
     rescaled,
 )
-from lbyl.restoring.together import Problem, shape_of, solve_together
+from lbyl.restoring.together import ABSURD, Problem, shape_of, solve_together
 from lbyl.statistics.moments import Moments, Statistics
-from lbyl.torchkit.assumptions import assuming
+from lbyl.torchkit.assumptions import assuming, holds
 from lbyl.torchkit.fallbacks import at, note, noting, repeat
 from lbyl.torchkit.memory import ROOM, alike_in_chunks
 from lbyl.torchkit.run import device_of
@@ -286,12 +286,14 @@ def _rewritten(
     old, columns, moments = rewrite.weight, rewrite.kept_columns, rewrite.moments
     new = method.rewrite(rewrite)
     found = next((one for one in rewrite.found if one.weight is new), None)
-    if found is not None and moments is not None and before is not None:
+    # Inputs that never vary leave rounding divided by rounding.
+    sound = holds(new.abs().amax() <= ABSURD * old.abs().amax()) if new.numel() else True
+    if sound and found is not None and moments is not None and before is not None:
         mean = moments.mean.flatten().to(found.flat)[found.rows]
         return new, known_shift(before, found.flat, mean, found.mixed, found.across)
     cut_only = old[:, onto(columns, old.device)]
-    if not is_finite(new):
-        note("only cut: what it should take over is not finite")
+    if not (sound and is_finite(new)):
+        note("only cut: what it should take over is not finite, or beyond all measure")
         new = cut_only
     if moments is None:
         return new, None

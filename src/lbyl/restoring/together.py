@@ -29,6 +29,8 @@ from lbyl.statistics.moments import Moments
 from lbyl.statistics.solve import Regressed, Regression
 from lbyl.torchkit.tensors import onto
 
+ABSURD = 1e12  # times the largest weight there was: no channel is so much smaller than another
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -85,7 +87,9 @@ def solve_together(
         weight, shift = rescaled(weight, shift)
     weights, finite = _weights(sorted_problems, weight, state)
     corrected, all_finite = _corrected(method, sorted_problems, shift, state)
-    good = (found.good & finite & all_finite).unbind()
+    olds = torch.stack([p.weight.abs().amax() for p in sorted_problems])
+    sound = weight.abs().amax((1, 2)) <= ABSURD * olds
+    good = (found.good & finite & all_finite & sound).unbind()
     errors = shift.error.unbind()
     made = {
         number: Answer({**weights[i], **corrected[i]}, errors[i], good[i])
