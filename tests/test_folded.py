@@ -144,6 +144,8 @@ def test_biases_tell_how_strong_inputs_are(strength: float, mean: float, last: b
     assert found is not None and found.mean is not None
     assert 0.5 * strength < float(found.gains[0, 0]) < 2 * strength
     assert float((found.mean - mean).abs().max()) < strength
+    normed = nn.Sequential(model, nn.Unflatten(1, (4, 1)), nn.GroupNorm(2, 4))
+    assert match_first_biases(normed, x) is None  # whoever normalises is not asked
     drawn = next(iter(FreshInputs(model, x).collection(64).batches))
     assert drawn.shape == (64, *x.shape[1:])
     assert 0.4 * strength < float(drawn.std()) < 2.5 * strength

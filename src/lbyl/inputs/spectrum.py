@@ -205,10 +205,11 @@ class FirstConvolution(Watch):
 def match_first_biases(model: nn.Module, example_inputs: Inputs) -> SpectrumGains | None:
     """How strong images are, and of what colour, where the first biases are far off otherwise.
 
-    None where the network has no such biases, or images of unit deviation suit them.
+    None where the network has no such biases, or images of unit deviation suit them, and where it
+    normalises: biases in front of a norm may be anything.
     """
     example = _image_example(example_inputs)
-    if example is None:
+    if example is None or any("norm" in type(m).__name__.lower() for m in model.modules()):
         return None
     shape = channels_first(example.shape[1:])
     images = procedural_images(FEWEST, shape, device=device_of(model))
