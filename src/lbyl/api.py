@@ -47,7 +47,12 @@ from lbyl.result import (
     Size,
 )
 from lbyl.statistics.analytic import analytic_statistics
-from lbyl.statistics.collect import SPEAKING, check_complete, check_statistics, collect
+from lbyl.statistics.collect import (
+    check_complete,
+    check_statistics,
+    collect,
+    speak_for_themselves,
+)
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model, cut, sliced
 from lbyl.surgery.indices import complete, kept_indices
@@ -240,8 +245,8 @@ class Prepared:
         if source == "own":
             assert self.own_parts is not None
             inputs = self.own_parts.fitted
-            few = (inputs.examples or inputs.count) < SPEAKING
-            prior = self.fresh.collection() if few and self.fresh.usable else None
+            if not speak_for_themselves(inputs) and self.fresh.usable:
+                prior = self.fresh.collection()
         elif source == "inversion":
             inputs = self.inverted
         else:

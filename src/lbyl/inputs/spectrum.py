@@ -225,9 +225,8 @@ def match_first_biases(model: nn.Module, example_inputs: Inputs) -> SpectrumGain
             return None
         return None
 
-    colours = torch.cat([torch.zeros(1, shape[0]), torch.eye(shape[0])]).to(images)
     with evaluation_mode(model):
-        made, even = ask(images), ask(colours[:, :, None, None].expand(-1, *shape).contiguous())
+        made, even = ask(images), ask(_one_colour_each(shape, images))
     if made is None or even is None:
         return None
     level = even.flatten(2).median(2).values  # (1 + channels, filters): borders do not count
@@ -356,10 +355,15 @@ class EvenPictures:
         return torch.linalg.solve(curvature, seen.T @ (self.mean[active] * weights))
 
 
+def _one_colour_each(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """(1 + channels, *shape): a black picture, then one of each channel alone."""
+    colours = torch.cat([torch.zeros(1, shape[0]), torch.eye(shape[0])]).to(like)
+    return colours[:, :, None, None].expand(-1, *shape).contiguous()
+
+
 def _even_pictures(ask: Ask, shape: tuple[int, ...], like: Tensor) -> EvenPictures:
     """Pictures of the whole size, for their borders."""
-    colours = torch.cat([torch.zeros(1, shape[0]), torch.eye(shape[0])]).to(like)
-    seen = ask(colours[:, :, None, None].expand(-1, *shape).contiguous())
+    seen = ask(_one_colour_each(shape, like))
     assert seen is not None  # what took images takes these
     x = seen.x.flatten(2).double().cpu()
     mean = seen.mean.double().cpu() - x[0].mean(1)

@@ -358,8 +358,18 @@ def own_weight(graph: Graph, inputs: InputBatches) -> float:
 
     Those count for fewer where the network has forgotten what they should be like.
     """
-    count = inputs.examples or inputs.count
+    count = _own_count(inputs)
     return count / (count + (UNSUITED if graph.forgot else PRIOR))
+
+
+def speak_for_themselves(inputs: InputBatches) -> bool:
+    """Whether a user's own inputs are so many that nothing data-free is wanted beside them."""
+    return _own_count(inputs) >= SPEAKING
+
+
+def _own_count(inputs: InputBatches) -> int:
+    """Examples; batches where those do not tell."""
+    return inputs.examples or inputs.count
 
 
 def _examples(sources: Sequence[InputBatches]) -> int | None:
