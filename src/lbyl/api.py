@@ -54,9 +54,8 @@ from lbyl.statistics.collect import (
     speak_for_themselves,
 )
 from lbyl.statistics.moments import Statistics
-from lbyl.surgery.cut import copy_model, cut, sliced
+from lbyl.surgery.cut import copy_model, cut_for_trial
 from lbyl.surgery.indices import complete, kept_indices
-from lbyl.surgery.layout import head_attributes, layouts
 from lbyl.torchkit.bar import shown
 from lbyl.torchkit.experts import join_experts, split_experts
 from lbyl.torchkit.fallbacks import note, noting
@@ -360,8 +359,7 @@ class Prepared:
             return first_of_blocks(torch.arange(unit.channels), count, unit)
 
         kept = {n: complete(graph, graph[n], first(graph[n], c)) for n, c in left.items()}
-        values = sliced(self.model, kept_indices(graph, kept)) | layouts(graph, kept)
-        slim = cut(self.model, values, head_attributes(self.model, graph, kept))
+        slim = cut_for_trial(self.model, graph, kept)
         models = {"original": self.model, "slim": slim}
         timed = compare(models, self.example_inputs, device_of(self.model))
         return timed["slim"].median / timed["original"].median

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
-from lbyl.graph.unit import Axis
-from lbyl.surgery.indices import indices_on, take
-from lbyl.surgery.layout import Attributes, set_attributes
+from lbyl.graph.unit import Axis, Graph
+from lbyl.surgery.indices import Kept, indices_on, kept_indices, take
+from lbyl.surgery.layout import Attributes, head_attributes, layouts, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.copies import deep_copy
 from lbyl.torchkit.tensors import laid_out_as, replace_tensors, shape_of, tensors
@@ -48,10 +48,14 @@ def weightless_copy(
     return deep_copy(model, memo)
 
 
-def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
+def copy_model(
+    model: nn.Module, without: Collection[str] = (), parameters: bool = True
+) -> nn.Module:
     """A deep copy that may be cut; the one given is never touched.
 
     The tensors named in `without` are not copied, only their shapes: they are about to be replaced.
+    A copy that only runs can share `parameters`: what a forward keeps on itself stays out of
+    `model` all the same.
     """
     state = tensors(model)
     memo: dict[int, Any] = {
@@ -59,6 +63,8 @@ def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
         for name in without
         if name in state
     }
+    if not parameters:
+        memo = {id(x): x for x in state.values() if isinstance(x, nn.Parameter)} | memo
     try:
         return deep_copy(model, memo)
     except Exception as error:
@@ -67,13 +73,25 @@ def copy_model(model: nn.Module, without: Collection[str] = ()) -> nn.Module:
         ) from error
 
 
+def cut_for_trial(model: nn.Module, graph: Graph, kept: Kept) -> nn.Module:
+    """The network with these channels kept and nothing restored, to run and throw away."""
+    values = sliced(model, kept_indices(graph, kept)) | layouts(graph, kept)
+    return cut(model, values, head_attributes(model, graph, kept), parameters=False)
+
+
 def cut(
-    model: nn.Module, values: Mapping[str, Tensor], attributes: Attributes | None = None
+    model: nn.Module,
+    values: Mapping[str, Tensor],
+    attributes: Attributes | None = None,
+    parameters: bool = True,
 ) -> nn.Module:
-    """A copy of `model` with new values, attributes refitted; further ones as given."""
+    """A copy of `model` with new values, attributes refitted; further ones as given.
+
+    Without `parameters` those that keep their values are shared with `model`.
+    """
     state = tensors(model)
     values = {n: laid_out_as(v, state[n]) if n in state else v for n, v in values.items()}
-    slim = copy_model(model, without=values.keys())
+    slim = copy_model(model, without=values.keys(), parameters=parameters)
     replace_tensors(slim, values)
     refit_attributes(slim, model)
     if attributes:

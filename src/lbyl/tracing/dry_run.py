@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,10 @@ from lbyl.tracing.group import Grouping, without
 from lbyl.tracing.labels import FIXED, Flow, constant_dropped, distinct
 from lbyl.tracing.record import DoesNotRun, Record
 from lbyl.tracing.rules import propagate
+from lbyl.tracing.values import Exactness, narrow
 
 BAKED = "its size is written into the model's code"
+COMPUTED_WITH = "the network computes with its width: cut, it gives something else"
 
 
 def verify(
@@ -44,7 +47,18 @@ def verify(
         if not bad:
             break
         trials.graph = without(trials.graph, dict.fromkeys(bad, BAKED))
-    return trials.graph
+    return computing_alike(model, inputs, trials.graph)
+
+
+def computing_alike(model: nn.Module, inputs: Inputs, graph: Graph) -> Graph:
+    """The graph less units whose width the network computes with, seen at two widths."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return graph  # without values, as a checkpoint that is read block by block
+    for width in (lambda u: complete(graph, u, trial(u), least=2), partial(narrow, graph)):
+        kept = {unit.name: width(unit) for unit in graph.units}
+        bad = Exactness(model, inputs, graph).wrong(kept)
+        graph = without(graph, dict.fromkeys(bad, COMPUTED_WITH))
+    return graph
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,12 @@ from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import one_thread
 from lbyl.torchkit.tensors import replace_tensors
 from lbyl.tracing.attention import Attention, Rows, find_attentions
+from lbyl.tracing.dry_run import COMPUTED_WITH
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import bias_behind, norm_behind
 from lbyl.tracing.labels import Flow, connected
 from lbyl.tracing.record import DoesNotRun
+from lbyl.tracing.values import Exactness, narrow
 
 KINDS = ("heads", "qk", "v", "queries")
 QUERIES = "queries"  # single heads of those that share keys and values; instead of whole groups
@@ -425,6 +428,11 @@ def _verified(builder: _Builder, graph: Graph) -> Graph:
             continue
         for unit in units:
             instead[unit.name] = _otherwise(builder, graph, unit)
+    return _computing_alike(builder, _exchanged(graph, instead))
+
+
+def _exchanged(graph: Graph, instead: Mapping[str, Unit | str]) -> Graph:
+    """The graph with other units in place of some, or the reasons why there are none."""
     if not instead:
         return graph
     dropped = {n: why for n, why in instead.items() if isinstance(why, str)}
@@ -434,6 +442,25 @@ def _verified(builder: _Builder, graph: Graph) -> Graph:
         units=tuple(u for u in final if isinstance(u, Unit)),
         unprunable={**graph.unprunable, **dropped},
     )
+
+
+def _computing_alike(builder: _Builder, graph: Graph) -> Graph:
+    """Units whose size the network computes with are masked instead, or given up."""
+    for width in (trial, partial(narrow, graph)):
+        while units := [u for u in graph.units if u.attention is not None]:
+            exactness = Exactness(builder.model, builder.inputs, graph)
+            bad = exactness.wrong({u.name: width(u) for u in units})
+            if not bad:
+                break
+            instead = {n: _unlike(builder, graph, graph[n]) for n in bad}
+            graph = _exchanged(graph, instead)
+    return graph
+
+
+def _unlike(builder: _Builder, graph: Graph, unit: Unit) -> Unit | str:
+    """A unit that does not compute alike once it is cut, masked; or the reason to give it up."""
+    masked = COMPUTED_WITH if unit.masked else _otherwise(builder, graph, unit)
+    return COMPUTED_WITH if isinstance(masked, str) else masked
 
 
 BAKED = "its size is written into the model's code"

@@ -1,0 +1,304 @@
+"""Compares values: a cut network with the original in which the pruned channels are silenced.
+
+A trial on shapes shows where channels go. It does not show what a network computes with their
+number: `h / h.shape[1] ** 0.5` runs at every width and gives another result at each. So both
+networks run on the example: one cut, one whole whose consumers multiply pruned channels by zero.
+Their outputs are equal but for rounding, or the cut is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from lbyl.graph.unit import Graph, Unit
+from lbyl.surgery.cut import copy_model, cut_for_trial
+from lbyl.surgery.indices import Kept, complete, kept_along, kept_mask, pruned_of
+from lbyl.torchkit.intercept import Function, Interceptor
+from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+from lbyl.torchkit.tensors import tensors
+
+ROUNDING = {torch.float64: 1e-10, torch.float32: 3e-5}  # of a whole network; else 1e-2
+DOUBLE = 1e-7  # what may differ in float64, where rounding explains nothing
+TO_FIRST_ORDER = 1e-2  # where a norm written out in arithmetic has its ε beside fewer channels
+SHAKEN = {torch.float64: 1e-12, torch.float32: 1e-6}  # weights are, to see what rounding does
+AMPLIFIED = 1e3  # times what shaken weights change: more than that is no rounding
+HUGE = 1e30  # what masks are filled with
+FEW = 2  # examples of a batch that are compared
+
+NORMS = ("layer_norm", "rms_norm")
+DRAWS = re.compile(
+    r"(rand|randn|randint|randperm|rand_like|randn_like|randint_like|normal|bernoulli|multinomial"
+    r"|uniform|exponential|cauchy|geometric|log_normal|poisson|random|standard_gamma|binomial)_?"
+)
+
+
+class Still(Interceptor):
+    """Draws nothing at random: fewer numbers are drawn once a network is cut, and so others."""
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and (args or "input" in kwargs):
+            return args[0] if args else kwargs["input"]
+        out = func(*args, **kwargs)
+        if DRAWS.fullmatch(name) and isinstance(out, Tensor):
+            return out.fill_(0.5)
+        return out
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What stays along an axis of a parameter."""
+
+    axis: int
+    flags: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shape = [1] * x.dim()
+        shape[self.axis] = -1
+        return x * self.flags.to(x.device).reshape(shape)
+
+
+class Silenced(Still):
+    """Runs a network whose parameters are masked, and norms over the channels that stay."""
+
+    def __init__(self, graph: Graph, kept: Kept, state: Mapping[str, Tensor], shaken: float) -> None:
+        super().__init__()
+        self.shaken = 1 + shaken
+        self.masks = {id(state[n]): masks for n, masks in silencing_masks(graph, kept).items()}
+        self.norms: dict[int, tuple[Tensor, float, bool]] = {}
+        mask = kept_mask(graph, kept)
+        for norm in graph.channel_norms:
+            flags = mask[graph.axes[norm.weight, 0]]
+            if not bool(flags.all()):
+                places = torch.nonzero(flags).reshape(-1)
+                self.norms[id(state[norm.weight])] = places, norm.offset, norm.centred
+        self.met: set[int] = set()  # norms that were functions of their own
+
+    @property
+    def tells(self) -> bool:
+        """Whether the outcome is what a cut network must give."""
+        return all(key in self.met or not centred for key, (_, _, centred) in self.norms.items())
+
+    @property
+    def tells_exactly(self) -> bool:
+        return self.norms.keys() <= self.met
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or not (self.masks or self.norms):
+            return super().on_call(func, args, kwargs)
+        if name in NORMS and self.norms:
+            weight = kwargs.get("weight", args[2] if len(args) > 2 else None)
+            if id(weight) in self.norms:
+                return self._norm(func, args, kwargs, id(weight))
+        args, kwargs = tree_map_only(Tensor, self._masked, (args, kwargs))
+        return super().on_call(func, args, kwargs)
+
+    def _masked(self, x: Tensor) -> Tensor:
+        key = id(x)
+        if key in self.norms:  # a norm written out: zeros count in its mean, so its scale falls
+            places, offset, _ = self.norms[key]
+            return (x + offset) * (len(places) / len(x)) ** 0.5 - offset
+        if key not in self.masks:
+            return x
+        for mask in self.masks[key]:
+            x = mask(x)
+        return x * self.shaken
+
+    def _norm(
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], key: int
+    ) -> Tensor:
+        """A norm over the last dimension that knows only the channels that stay."""
+        self.met.add(key)
+        names = ("input", "normalized_shape", "weight", "bias", "eps")
+        given = dict(zip(names, args)) | kwargs
+        places = self.norms[key][0].to(given["input"].device)
+        x = given["input"].index_select(-1, places)
+        for name in ("weight", "bias"):
+            if isinstance(given.get(name), Tensor):
+                given[name] = given[name].index_select(0, places)
+        rest = {k: v for k, v in given.items() if k not in ("input", "normalized_shape")}
+        y: Tensor = func(x, (len(places),), **rest)
+        return torch.zeros_like(given["input"], dtype=y.dtype).index_copy(-1, places, y)
+
+
+def silencing_masks(graph: Graph, kept: Kept) -> dict[str, list[Mask]]:
+    """Parameters that are masked so that nothing hears a pruned channel, and how.
+
+    Of ordinary units those are the columns of consumers. Of attention and of channels that a norm
+    hears all together nothing is written into them either: rows are zero.
+    """
+    read = {(c.weight, c.axis) for c in graph.consumers.values()}
+    norms = {norm.weight for norm in graph.channel_norms}
+    heard = {u.name for u in graph.units if u.attention is not None}
+    heard |= {u.name for n in norms for u in graph.units_of.get((n, 0), ())}
+    made: dict[str, list[Mask]] = {}
+    every = kept_mask(graph, kept)
+    unread = kept_mask(graph, {name: k for name, k in kept.items() if name in heard})
+    for (name, axis), channel in graph.axes.items():
+        mask = every if (name, axis) in read else unread
+        flags = kept_along(channel, mask)
+        if name not in norms and not bool(flags.all()):
+            made.setdefault(name, []).append(Mask(axis, flags))
+    return made
+
+
+@dataclass
+class Exactness:
+    """Asks whether a cut network computes what the silenced original does."""
+
+    model: nn.Module
+    inputs: Inputs
+    graph: Graph
+    _double: list[tuple[nn.Module, Inputs]] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def _example(self) -> Inputs:
+        """A few examples of the batch, none of which is one number everywhere."""
+        inputs = tree_map_only(Tensor, _varied, self.inputs)
+        batch = self.graph.batch
+        if batch <= FEW:
+            return inputs
+        few = tree_map_only(
+            Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, inputs
+        )
+        try:
+            _outputs(copy_model(self.model, parameters=False), few, Still())
+        except Exception:  # whatever the network says to a smaller batch
+            return inputs
+        return few
+
+    def wrong(self, kept: Kept, units: Collection[str] | None = None) -> set[str]:
+        """Units whose cut changes what is computed; all that are asked for where none does alone."""
+        names = [n for n in kept if len(kept[n]) < self.graph[n].channels]
+        names = [n for n in names if units is None or n in units]
+        if not names or not self.differs({n: kept[n] for n in names}):
+            return set()
+        return self._culprits(names, kept) or set(names)
+
+    def _culprits(self, names: Sequence[str], kept: Kept) -> set[str]:
+        """Halve until single units are left."""
+        if len(names) == 1:
+            return set(names)
+        half = len(names) // 2
+        found: set[str] = set()
+        for part in (names[:half], names[half:]):
+            if self.differs({n: kept[n] for n in part}):
+                found |= self._culprits(part, kept)
+        return found
+
+    def differs(self, kept: Kept) -> bool:
+        """Whether the network with these channels kept computes something else."""
+        off, exact = self._off(self.model, self._example, kept)
+        if off <= ROUNDING.get(_precision(self.model), TO_FIRST_ORDER):
+            return False
+        if not exact and off <= TO_FIRST_ORDER:
+            return False
+        return self._confirmed(kept, off)
+
+    def _confirmed(self, kept: Kept, off: float) -> bool:
+        """In float64, where the network runs in it: rounding does not make the difference there."""
+        model, inputs, limit = self.model, self._example, TO_FIRST_ORDER
+        try:
+            self._double = self._double or [_in_double(model, inputs)]
+            found, exact = self._off(*self._double[0], kept)
+            if found < float("inf"):
+                (model, inputs), off = self._double[0], found
+                limit = DOUBLE if exact else TO_FIRST_ORDER
+        except Exception:  # some code asks for one precision
+            pass
+        if off <= limit:
+            return False
+        shaken = SHAKEN.get(_precision(model), 1e-3)
+        before, _ = self._reference(model, inputs, kept, 0.0)
+        after, _ = self._reference(model, inputs, kept, shaken)
+        return off > AMPLIFIED * distance(before, after)
+
+    def _off(self, model: nn.Module, inputs: Inputs, kept: Kept) -> tuple[float, bool]:
+        """How far the cut network is from the silenced one, and whether it should be equal."""
+        reference, mode = self._reference(model, inputs, kept, 0.0)
+        if not mode.tells:
+            return 0.0, True
+        try:
+            made = _outputs(cut_for_trial(model, self.graph, kept), inputs, Still())
+            if any(self.graph[name].attention is not None for name in kept):
+                reference, made = _of_one_shape(reference, made)
+            return distance(reference, made), mode.tells_exactly
+        except Exception:  # it does not run: whatever it says, it is no smaller original
+            return float("inf"), True
+
+    def _reference(
+        self, model: nn.Module, inputs: Inputs, kept: Kept, shaken: float
+    ) -> tuple[list[Tensor], Silenced]:
+        twin = copy_model(model, parameters=False)  # what it keeps on itself stays out of `model`
+        mode = Silenced(self.graph, kept, tensors(twin), shaken)
+        return _outputs(twin, inputs, mode), mode
+
+
+def narrow(graph: Graph, unit: Unit) -> Tensor:
+    """A few irregular channels of a unit: a width far from the whole one."""
+    generator = torch.Generator().manual_seed(unit.channels)
+    block = torch.zeros(unit.channels).long() if unit.block is None else unit.block
+    kept = []
+    for b in range(int(block.max()) + 1):
+        members = torch.nonzero(block == b).reshape(-1)
+        count = min(len(members), max(2, len(members) // 8))
+        kept.append(members[torch.randperm(len(members), generator=generator)[:count]])
+    return complete(graph, unit, torch.cat(kept).sort().values, least=2)
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, inputs: Inputs, mode: Interceptor) -> list[Tensor]:
+    with evaluation_mode(model), mode:
+        output = call_model(model, inputs)
+    return [x for x in tensors_in(output) if x.is_floating_point() or x.is_complex()]
+
+
+def _varied(x: Tensor) -> Tensor:
+    """Random numbers for an example that is one number everywhere: nothing shows in that."""
+    if not x.is_floating_point() or x.numel() < 2 or bool((x != x.flatten()[0]).any()):
+        return x
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(x.shape, generator=generator).to(x)
+
+
+def _of_one_shape(
+    reference: Sequence[Tensor], made: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs less those of another size: keys and values handed out as a cache lose heads."""
+    pairs = [(x, y) for x, y in zip(reference, made, strict=True) if x.shape == y.shape]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _precision(model: nn.Module) -> torch.dtype:
+    kinds = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    return min(kinds, key=lambda kind: torch.finfo(kind).bits, default=torch.float32)
+
+
+def _in_double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    wide = copy_model(model).double()
+    return wide, tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, inputs)
+
+
+def distance(reference: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """The largest difference of outputs, each relative to its largest entry."""
+    if [x.shape for x in reference] != [x.shape for x in other]:
+        return float("inf")
+    worst = 0.0
+    for x, y in zip(reference, other):
+        known = x.isfinite() & (x.abs() < HUGE)
+        if not torch.equal(known, y.isfinite() & (y.abs() < HUGE)):
+            return float("inf")
+        x, y = x[known], y[known]
+        if x.numel():
+            scale = max(float(x.abs().max()), float(y.abs().max()), 1e-30)
+            worst = max(worst, float((x - y).abs().max()) / scale)
+    return worst
