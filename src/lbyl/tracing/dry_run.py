@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.surgery.cut import cut, sliced, weightless_copy
-from lbyl.surgery.indices import complete, kept_indices
+from lbyl.surgery.indices import kept_indices
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import one_thread
@@ -25,7 +24,7 @@ from lbyl.tracing.group import Grouping, without
 from lbyl.tracing.labels import FIXED, Flow, constant_dropped, distinct
 from lbyl.tracing.record import DoesNotRun, Record
 from lbyl.tracing.rules import propagate
-from lbyl.tracing.values import Exactness, narrow
+from lbyl.tracing.values import Exactness, some, widths
 
 BAKED = "its size is written into the model's code"
 COMPUTED_WITH = "the network computes with its width: cut, it gives something else"
@@ -54,8 +53,8 @@ def computing_alike(model: nn.Module, inputs: Inputs, graph: Graph) -> Graph:
     """The graph less units whose width the network computes with, seen at two widths."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return graph  # without values, as a checkpoint that is read block by block
-    for width in (lambda u: complete(graph, u, trial(u), least=2), partial(narrow, graph)):
-        kept = {unit.name: width(unit) for unit in graph.units}
+    for kept in widths(graph, graph.units):
+        kept = {name: channels for name, channels in kept.items() if name in graph.names}
         bad = Exactness(model, inputs, graph).wrong(kept)
         graph = without(graph, dict.fromkeys(bad, COMPUTED_WITH))
     return graph
@@ -129,8 +128,7 @@ class Trials:
 
     def refuted(self, units: Sequence[Unit]) -> set[str]:
         """Units whose channels are not those kept once these are cut."""
-        # Two channels of each layer: one alone looks like something that is there once for all.
-        kept = {u.name: complete(self.graph, u, trial(u), least=2) for u in units}
+        kept = {unit.name: some(self.graph, unit) for unit in units}
         indices = kept_indices(self.graph, kept)
         on = self.before.ran
         if on != "real":
@@ -165,13 +163,6 @@ class Trials:
 def _grouped(graph: Graph) -> set[str]:
     """Weights of grouped convolutions, which stay such even with a single group left."""
     return {c.weight for c in graph.layers if c.groups > 1}
-
-
-def trial(unit: Unit) -> Tensor:
-    """An irregular choice of kept channels: what only works by symmetry fails."""
-    generator = torch.Generator().manual_seed(unit.channels)
-    count = max(1, unit.channels * 2 // 3)
-    return torch.randperm(unit.channels, generator=generator)[:count].sort().values
 
 
 @one_thread()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from lbyl.tracing.follow import follow
 from lbyl.tracing.group import bias_behind, norm_behind
 from lbyl.tracing.labels import Flow, connected
 from lbyl.tracing.record import DoesNotRun
-from lbyl.tracing.values import Exactness, narrow
+from lbyl.tracing.values import Exactness, some, widths
 
 KINDS = ("heads", "qk", "v", "queries")
 QUERIES = "queries"  # single heads of those that share keys and values; instead of whole groups
@@ -446,14 +445,10 @@ def _exchanged(graph: Graph, instead: Mapping[str, Unit | str]) -> Graph:
 
 def _computing_alike(builder: _Builder, graph: Graph) -> Graph:
     """Units whose size the network computes with are masked instead, or given up."""
-    for width in (trial, partial(narrow, graph)):
-        while units := [u for u in graph.units if u.attention is not None]:
-            exactness = Exactness(builder.model, builder.inputs, graph)
-            bad = exactness.wrong({u.name: width(u) for u in units})
-            if not bad:
-                break
-            instead = {n: _unlike(builder, graph, graph[n]) for n in bad}
-            graph = _exchanged(graph, instead)
+    for kept in widths(graph, [u for u in graph.units if u.attention is not None]):
+        while bad := Exactness(builder.model, builder.inputs, graph).wrong(kept):
+            graph = _exchanged(graph, {n: _unlike(builder, graph, graph[n]) for n in bad})
+            kept = {name: channels for name, channels in kept.items() if name in graph.names}
     return graph
 
 
@@ -475,21 +470,9 @@ def _otherwise(builder: _Builder, graph: Graph, unit: Unit) -> Unit | str:
     return replace(unit, masked=True) if plain else BAKED
 
 
-def trial(unit: Unit) -> Tensor:
-    """An irregular choice of kept channels, equally many of each block."""
-    generator = torch.Generator().manual_seed(unit.channels)
-    block = torch.zeros(unit.channels).long() if unit.block is None else unit.block
-    kept = []
-    for b in range(int(block.max()) + 1):
-        members = torch.nonzero(block == b).reshape(-1)
-        count = max(1, len(members) * 2 // 3)
-        kept.append(members[torch.randperm(len(members), generator=generator)[:count]])
-    return torch.cat(kept).sort().values
-
-
 def _holds(builder: _Builder, graph: Graph, units: Sequence[Unit]) -> bool:
     """Whether the network runs with these units cut, and computes with the rows that stay."""
-    kept = {unit.name: trial(unit) for unit in units}
+    kept = {unit.name: some(graph, unit) for unit in units}
     indices = kept_indices(graph, kept)
     slim = weightless_copy(builder.model, indices)
     try:

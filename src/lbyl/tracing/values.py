@@ -9,18 +9,18 @@ Their outputs are equal but for rounding, or the cut is wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from lbyl.graph.unit import Graph, Unit
 from lbyl.surgery.cut import copy_model, cut_for_trial
-from lbyl.surgery.indices import Kept, complete, kept_along, kept_mask, pruned_of
+from lbyl.surgery.indices import Kept, complete, kept_along, kept_mask
 from lbyl.torchkit.intercept import Function, Interceptor
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
 from lbyl.torchkit.tensors import tensors
@@ -69,7 +69,9 @@ class Mask:
 class Silenced(Still):
     """Runs a network whose parameters are masked, and norms over the channels that stay."""
 
-    def __init__(self, graph: Graph, kept: Kept, state: Mapping[str, Tensor], shaken: float) -> None:
+    def __init__(
+        self, graph: Graph, kept: Kept, state: Mapping[str, Tensor], shaken: float
+    ) -> None:
         super().__init__()
         self.shaken = 1 + shaken
         self.masks = {id(state[n]): masks for n, masks in silencing_masks(graph, kept).items()}
@@ -167,19 +169,16 @@ class Exactness:
         batch = self.graph.batch
         if batch <= FEW:
             return inputs
-        few = tree_map_only(
-            Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, inputs
-        )
+        few = tree_map_only(Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, inputs)
         try:
             _outputs(copy_model(self.model, parameters=False), few, Still())
         except Exception:  # whatever the network says to a smaller batch
             return inputs
         return few
 
-    def wrong(self, kept: Kept, units: Collection[str] | None = None) -> set[str]:
-        """Units whose cut changes what is computed; all that are asked for where none does alone."""
+    def wrong(self, kept: Kept) -> set[str]:
+        """Units whose cut changes what is computed; all of them where none does so alone."""
         names = [n for n in kept if len(kept[n]) < self.graph[n].channels]
-        names = [n for n in names if units is None or n in units]
         if not names or not self.differs({n: kept[n] for n in names}):
             return set()
         return self._culprits(names, kept) or set(names)
@@ -243,16 +242,26 @@ class Exactness:
         return _outputs(twin, inputs, mode), mode
 
 
-def narrow(graph: Graph, unit: Unit) -> Tensor:
-    """A few irregular channels of a unit: a width far from the whole one."""
+def some(graph: Graph, unit: Unit, width: float = 2 / 3, least: int = 1) -> Tensor:
+    """An irregular choice of channels to keep, equally many of each block.
+
+    Irregular, so that what only works by symmetry fails. Of each layer two channels stay: one
+    alone looks like something that is there once for all.
+    """
     generator = torch.Generator().manual_seed(unit.channels)
     block = torch.zeros(unit.channels).long() if unit.block is None else unit.block
     kept = []
     for b in range(int(block.max()) + 1):
         members = torch.nonzero(block == b).reshape(-1)
-        count = min(len(members), max(2, len(members) // 8))
+        count = min(len(members), max(least, int(width * len(members) + 1e-9)))
         kept.append(members[torch.randperm(len(members), generator=generator)[:count]])
     return complete(graph, unit, torch.cat(kept).sort().values, least=2)
+
+
+def widths(graph: Graph, units: Sequence[Unit]) -> Iterator[dict[str, Tensor]]:
+    """Channels to keep at two widths: most, and few."""
+    yield {unit.name: some(graph, unit) for unit in units}
+    yield {unit.name: some(graph, unit, 1 / 8, 2) for unit in units}
 
 
 @torch.no_grad()
