@@ -21,14 +21,16 @@ from lbyl.graph.patterns import listed, names_attention
 from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
-from lbyl.inputs.loader import OwnInputs, check_runs, own_batches
+from lbyl.inputs.loader import OwnInputs, own_batches
+from lbyl.inputs.loader import check_runs as check_own_runs
 from lbyl.latency import compare
 from lbyl.methods import registry as methods_registry
 from lbyl.methods.base import Method
+from lbyl.planning.budget import Budget, Sizes, check_budget
 from lbyl.planning.criteria import Criterion, first_of_blocks
 from lbyl.planning.criteria import registry as criteria_registry
 from lbyl.planning.plan import Plan
-from lbyl.planning.ratio import check_ratio, kept_count
+from lbyl.planning.ratio import check_ratio, kept_count, steps_of
 from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
 from lbyl.restoring.error_terms import error_terms, moment_ware
 from lbyl.restoring.forecast import Forecast
@@ -62,9 +64,14 @@ from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.garbage import young_objects_only
 from lbyl.torchkit.heap import memory_kept
-from lbyl.torchkit.run import Inputs, Progress, device_of, uncompiled
+from lbyl.torchkit.run import Examples, Inputs, Progress, device_of, uncompiled
 from lbyl.torchkit.surroundings import own_randomness
+from lbyl.tracing.dry_run import COMPUTED_WITH
+from lbyl.tracing.group import without
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
+from lbyl.tracing.values import Exactness, check_runs
+
+UNREACHED = "the example inputs do not reach it, and it keeps its size"
 
 SOURCES = ("procedural", "inversion", "analytic")
 
@@ -93,7 +100,9 @@ def compress(
 ) -> Result:
     """Prune a fraction of the channels of `model` and restore what they carried.
 
-    The model given is never changed.
+    The model given is never changed. `example_inputs` are what it is called with: a tensor, a
+    tuple of arguments or a dict of keyword arguments; an iterator of several such, of one batch
+    size, where it has paths that one call does not reach (`iter([(x, "a"), (x, "b")])`).
 
     `ratio` says how much is pruned: a fraction of every unit's channels (0.3 unless given),
     patterns of layer names with a fraction each, a `Budget`, or a `Plan`. A single fraction spares
@@ -155,6 +164,7 @@ def prepare(
     check_data(data)
     model = split_experts(uncompiled(model))
     start = time.perf_counter()
+    example_inputs = Examples.of(example_inputs)
     graph = trace(model, example_inputs, include=include, exclude=exclude, residual=residual)
     seconds = {"trace": time.perf_counter() - start}
     repeatable, told = _repeatable(data), shown(progress)
@@ -186,7 +196,7 @@ class Prepared:
         if self.data is None or isinstance(self.data, (str, int, Statistics)):
             return None
         batches = own_batches(self.model, self.data)
-        check_runs(self.model, batches, self.example_inputs)
+        check_own_runs(self.model, batches, self.example_inputs)
         return batches
 
     @cached_property
@@ -278,7 +288,24 @@ class Prepared:
     ) -> Plan:
         """Choose the channels that stay; the model is not changed, trials are made on copies."""
         task = Task.of(ratio, criterion, method, multiple_of)
-        return self._chooser(task, self.needed(task)).choose().plan
+        return self._chosen(task, self.needed(task)).plan
+
+    def _chosen(self, task: Task, statistics: Statistics | None) -> Trial:
+        """The network that a task asks for, of units that compute alike at the widths chosen.
+
+        Code may look at a width (`if h.shape[1] < 32`) that no trial cut came by.
+        """
+        while True:
+            trial = self._chooser(task, statistics).choose()
+            bad = Exactness(self.model, self.example_inputs, self.graph).wrong(trial.plan.kept)
+            if not bad:
+                return trial
+            if isinstance(task.amount, Plan):
+                raise LbylError(
+                    f"{', '.join(sorted(bad))} cannot be cut as planned: {COMPUTED_WITH}"
+                )
+            self.graph = without(self.graph, dict.fromkeys(bad, COMPUTED_WITH))
+            self.__dict__.pop("judges", None)  # which compare networks of this graph
 
     def _chooser(self, task: Task, statistics: Statistics | None) -> Chooser:
         self._check_prunable()
@@ -384,6 +411,9 @@ class Prepared:
             raise LbylError("sequential=True needs data=: inputs of your own to fit on")
         if isinstance(task.amount, (float, int, Mapping)):
             check_ratio(self.graph, task.amount)  # before anything takes long
+        if isinstance(task.amount, Budget):
+            steps = steps_of(self.graph, task.multiple_of)
+            check_budget(Sizes(self.graph, self.model), task.amount, steps)
         clock = Clock(self.seconds)
         statistics = self.needed(task)
         if statistics is not None:
@@ -391,7 +421,7 @@ class Prepared:
             if statistics is not self.data:  # what was collected before costs no time again
                 clock.seconds |= statistics.seconds
         clock.skip()
-        trial = self._chooser(task, statistics).choose()
+        trial = self._chosen(task, statistics)
         plan, restored = trial.plan, trial.restored
         indices = kept_indices(self.graph, plan.kept)
         with noting() as notes:
@@ -410,6 +440,9 @@ class Prepared:
         with noting() as joining:
             _joined(restored.model)
         notes = [*notes, *joining]
+        if plan.pruned:
+            notes += [f"{n}: {UNREACHED}" for n in self.graph.unreached]
+        check_runs(restored.model, self.example_inputs, self.graph, plan.pruned)
         return Result(
             restored.model,
             plan,
@@ -567,7 +600,7 @@ def refine(
     check_data(data)
     graph, own = result.graph, _repeatable(data)
     whole = split_experts(uncompiled(model))
-    prepared = Prepared(whole, example_inputs, graph, own, seed, shown(progress))
+    prepared = Prepared(whole, Examples.of(example_inputs), graph, own, seed, shown(progress))
     return prepared.refine(result, steps)
 
 

@@ -39,6 +39,8 @@ WHOLE, ALONE = 4, 16  # parts of a collection that networks are compared on: all
 
 HELD = 1 << 28  # numbers in the weights of networks that are compared at once
 
+TIGHTENED = 5  # times a budget is, until the plan that comes of it is within what was asked
+
 CLEARLY = 0.9  # a divergence so much smaller is no chance of the inputs
 
 TimeFraction = Callable[[Counts], float]
@@ -386,7 +388,7 @@ class Chooser:
             if budget.uniform:
                 raise LbylError("uniform widths have no max_error: give macs= or params= instead")
             return Allocation(within_error(by_unit, budget.max_error, multiple_of), "max_error")
-        sizes = Sizes(self.graph)
+        sizes = Sizes(self.graph, self.model, self.solver.bare(self.graph.consumers.values()))
         by = None if criterion is None else criterion.to_dict()
         key = f"{self.task.method.to_dict()} {by} {multiple_of} {budget.params is not None}"
         allocator = Allocator(
@@ -404,7 +406,34 @@ class Chooser:
             return allocator.choose_by_latency(budget.latency, self.time_fraction)
         if budget.keep is not None:
             return allocator.choose_by_forecast(budget.keep, self._forecast(criterion))
-        return allocator.choose(budget.params if budget.params is not None else budget.macs or 1.0)
+        if budget.params is not None:
+            return self._met(allocator, "parameters", budget.params, sizes, criterion)
+        return self._met(allocator, "macs", budget.macs or 1.0, sizes, criterion)
+
+    def _met(
+        self,
+        allocator: Allocator,
+        what: str,
+        fraction: float,
+        sizes: Sizes,
+        criterion: Criterion | None,
+    ) -> Allocation:
+        """The best allocation whose plan meets the budget to the last element.
+
+        Plans may keep more than an allocation says, as where a layer would be left without inputs.
+        """
+        most, asked = fraction * allocator.cost(allocator.channels), fraction
+        for _ in range(TIGHTENED):
+            allocation = allocator.choose(asked)
+            cost = sizes.of_plan(self._plan(allocation.counts, criterion).kept, what)
+            if cost <= most:
+                return allocation
+            asked *= most / cost
+        raise LbylError(
+            f"the budget of {fraction:.1%} of the {what} cannot be met: the closest network has "
+            f"{cost / allocator.cost(allocator.channels):.1%}; ask for more, or prune more layers "
+            "(residual=True, include=)"
+        )
 
     def _forecast(self, criterion: Criterion | None) -> Callable[[Counts], float]:
         """The fraction of the accuracy that a network with these widths is forecast to keep."""

@@ -192,6 +192,14 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Output:
+    """A tensor that the network gives; its shape is None where values decide on it."""
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Graph:
     """All units of a network, and for each unprunable layer the reason."""
 
@@ -208,6 +216,9 @@ class Graph:
     channel_norms: tuple[ChannelNorm, ...] = field(default=(), repr=False)
     tables: frozenset[str] = field(default=frozenset(), repr=False)  # of embeddings, by column
     normalises: bool = True  # whether anything in the network does
+    outputs: tuple[Output, ...] = field(default=(), repr=False)  # on the example inputs
+    # Vectors that the example does not reach and that could meet channels: they keep their size.
+    unreached: tuple[str, ...] = ()
 
     @classmethod
     def empty(cls, unprunable: Mapping[str, str]) -> Graph:
@@ -334,4 +345,6 @@ class Graph:
         if self.unprunable:
             lines += ["", "unprunable"]
             lines += [f"  {name}: {reason}" for name, reason in self.unprunable.items()]
+        if self.unreached:
+            lines += ["", f"not reached by the example: {', '.join(self.unreached)}"]
         return "\n".join(lines)

@@ -27,6 +27,7 @@ from lbyl.planning.elimination import EchoCriterion
 from lbyl.planning.grouped import group_views
 from lbyl.planning.ratio import Steps, rounded_up, step_of
 from lbyl.statistics.moments import Statistics
+from lbyl.surgery.indices import Kept, kept_along, kept_mask
 from lbyl.torchkit.tensors import numbers, tensors
 
 LEAST_KEPT = 0.1  # fraction of a unit's channels that is always kept
@@ -113,11 +114,16 @@ class Sizes:
     """Sizes of all parameters as a function of how many channels of each unit are kept.
 
     Along each axis a size is linear in the numbers of pruned channels, so that all of them are one
-    product: searches ask hundreds of times.
+    product: searches ask hundreds of times. Parameters that take no part in the recorded run count
+    as those of `model` do, and so do the biases that its `bare` consumers get when they lose
+    inputs: a mean that is put back needs a place.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(
+        self, graph: Graph, model: nn.Module | None = None, bare: Sequence[str] = ()
+    ) -> None:
         self.graph = graph
+        self.bare = [graph.consumers[name] for name in bare]
         self.units = list(graph.units)
         self.names = list(graph.shapes)
         column = {unit.name: i for i, unit in enumerate(graph.units)}
@@ -148,6 +154,18 @@ class Sizes:
         index = {name: i for i, name in enumerate(self.names)}
         self._layers = np.array([index[layer.weight] for layer in graph.layers], dtype=np.int64)
         self._positions = np.array([layer.positions for layer in graph.layers], dtype=np.float64)
+        self._counted = np.ones(len(self.names), dtype=bool)
+        self._elsewhere = 0  # parameters that the recorded run did not reach
+        if model is not None:
+            own = dict(model.named_parameters())
+            self._counted = np.array([name in own for name in self.names], dtype=bool)
+            here = sum(math.prod(graph.shapes[name]) for name in self.names if name in own)
+            self._elsewhere = sum(p.numel() for p in own.values()) - here
+        reading = [{u.name for u in graph.units_of.get((c.weight, c.axis), ())} for c in self.bare]
+        self._reads = np.array(
+            [[unit.name in names for unit in self.units] for names in reading], dtype=np.float64
+        ).reshape(len(self.bare), len(self.units))
+        self._outputs = np.array([graph.shapes[c.weight][c.output_axis] for c in self.bare])
 
     def all(self, counts: Mapping[str, int]) -> NDArray[np.float64]:
         """Elements of every parameter when `counts` channels of each unit are kept."""
@@ -163,7 +181,23 @@ class Sizes:
         return (self.graph.fixed_macs + layers) // self.graph.batch
 
     def parameters(self, counts: Mapping[str, int]) -> int:
-        return int(self.all(counts).sum())
+        gone = np.array([u.channels > counts[u.name] for u in self.units], dtype=np.float64)
+        biases = self._outputs[self._reads.dot(gone) > 0].sum()  # of what they lose, none is missed
+        return int(self.all(counts)[self._counted].sum() + biases) + self._elsewhere
+
+    def of_plan(self, kept: Kept, what: str) -> int:
+        """The cost of a plan to the last element: "parameters" or "macs"."""
+        mask = kept_mask(self.graph, kept)
+        shapes = {name: list(shape) for name, shape in self.graph.shapes.items()}
+        for (name, axis), channel in self.graph.axes.items():
+            shapes[name][axis] = int(kept_along(channel, mask).sum())
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        if what == "macs":
+            return self.graph.macs(sizes)
+        counts = {unit.name: len(kept[unit.name]) for unit in self.units}
+        estimate = self.all(counts)[self._counted].sum()
+        exact = sum(sizes[name] for name, here in zip(self.names, self._counted) if here)
+        return self.parameters(counts) + int(exact - estimate)
 
 
 @dataclass(frozen=True)
@@ -196,6 +230,25 @@ class Budget:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not 0 < value <= 1:
                 raise LbylError(f"{name} is {value!r}: it must be above 0 and at most 1")
+
+
+def check_budget(sizes: Sizes, budget: Budget, steps: Steps) -> None:
+    """One clear error, before anything takes long, for a budget that no pruning meets."""
+    full = {unit.name: unit.channels for unit in sizes.units}
+    least = {
+        name: min(count, rounded_up(least_kept(count), step_of(steps, name)))
+        for name, count in full.items()
+    }
+    for what, asked, cost in (
+        ("macs", budget.macs, sizes.macs),
+        ("params", budget.params, sizes.parameters),
+    ):
+        if asked is not None and cost(least) > asked * cost(full):
+            raise LbylError(
+                f"{what}={asked} cannot be met by pruning alone: even the smallest network allowed "
+                f"has {cost(least) / cost(full):.1%}; ask for more, or offer more to prune "
+                "(residual=True, include=)"
+            )
 
 
 def kinds(channels: Mapping[str, int]) -> dict[str, str]:

@@ -273,10 +273,20 @@ class Solver:
 
     def _takes_mean(self, consumer: Consumer) -> bool:
         """Whether the mean of what went has a place behind a consumer, or gets one."""
+        return consumer.bias is not None or consumer.norm is not None or self._grows(consumer)
+
+    def _grows(self, consumer: Consumer) -> bool:
+        """Whether a consumer that has no place for a mean gets a bias."""
         if consumer.bias is not None or consumer.norm is not None:
-            return True
+            return False
         allowed = getattr(self.method, "new_bias", True)
         return bool(allowed) and can_take_bias(self.model, consumer.name)
+
+    def bare(self, consumers: Iterable[Consumer]) -> list[str]:
+        """The consumers that get a bias when they lose inputs."""
+        if self.statistics is None or self.method.correction == "none":
+            return []
+        return [consumer.name for consumer in consumers if self._grows(consumer)]
 
 
 def _rewritten(

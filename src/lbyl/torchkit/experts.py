@@ -107,15 +107,16 @@ def has_fused_experts(model: nn.Module) -> bool:
 
 
 def alignments(model: nn.Module) -> dict[str, int]:
-    """First matrix of every expert that was taken apart → what its neurons must be a multiple of.
+    """Matrices of experts that were taken apart → what their sizes must be multiples of.
 
     Kernels that run all experts at once read rows of whole 16 bytes.
     """
     return {
-        f"{name}.{GATED}.{i}": ALIGNED // weight.element_size()
+        f"{name}.{kind}.{i}": ALIGNED // weight.element_size()
         for name, module in model.named_modules()
         if isinstance(module, SplitExperts)
-        for i, weight in enumerate(module.gate_up_proj)
+        for kind, parts in ((GATED, module.gate_up_proj), (DOWN, module.down_proj))
+        for i, weight in enumerate(parts)
     }
 
 

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map_only
 
+from lbyl.errors import LbylError
 from lbyl.torchkit.surroundings import own_randomness
 
 Inputs = Any
-"""Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments."""
+"""Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments; an
+iterator of several such where a network has paths that one does not reach."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Several example inputs, each for another path through a network."""
+
+    each: tuple[Inputs, ...]
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> Inputs:
+        """What an iterator gives; anything else is one example and stays as it is."""
+        if not isinstance(inputs, Iterator):
+            return inputs
+        each = tuple(inputs)
+        tensors = [[x for x in tree_flatten(one)[0] if isinstance(x, Tensor)] for one in each]
+        batches = {len(some[0]) if some and some[0].dim() else 1 for some in tensors}
+        if len(batches) != 1:
+            raise LbylError(
+                f"an iterator of example inputs gave batches of {sorted(batches)} examples: give "
+                "one example of the same batch size for each path"
+            )
+        return cls(each)
+
+
+register_pytree_node(Examples, lambda e: (list(e.each), None), lambda e, _: Examples(tuple(e)))
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> Any:
@@ -27,6 +55,8 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
 
 def call_on_these(model: nn.Module, inputs: Inputs) -> Any:
     """`model` applied to the very tensors given, for who must know them again."""
+    if isinstance(inputs, Examples):
+        return [call_on_these(model, each) for each in inputs.each]
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple):

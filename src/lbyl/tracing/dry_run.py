@@ -53,11 +53,12 @@ def computing_alike(model: nn.Module, inputs: Inputs, graph: Graph) -> Graph:
     """The graph less units whose width the network computes with, seen at two widths."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return graph  # without values, as a checkpoint that is read block by block
+    exactness = Exactness(model, inputs, graph)
     for kept in widths(graph, graph.units):
-        kept = {name: channels for name, channels in kept.items() if name in graph.names}
-        bad = Exactness(model, inputs, graph).wrong(kept)
-        graph = without(graph, dict.fromkeys(bad, COMPUTED_WITH))
-    return graph
+        kept = {name: kept[name] for name in exactness.graph.names}
+        bad = exactness.wrong(kept)
+        exactness.graph = without(exactness.graph, dict.fromkeys(bad, COMPUTED_WITH))
+    return exactness.graph
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
@@ -32,18 +32,20 @@ def follow(
     """
     run = record(model, inputs, on, spare, before=before, forms=forms)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
-    if training and flow.record.ran != "real":
+    if training:
         own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
         silent = own - set(flow.record.parameters.values())
-        if silent:
-            _heed_training(flow, model, inputs, silent)
+        if silent and flow.record.ran != "real":
+            silent -= _heed_training(flow, model, inputs, silent)
+        _heed_unreached(flow, model, silent)
     return flow
 
 
-def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str]) -> None:
+def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str]) -> set[str]:
     """Pin the channels read by a layer that runs in training only, such as an auxiliary head.
 
-    Its parameters took no part in evaluation, so a cut would leave them at the old size.
+    Its parameters took no part in evaluation, so a cut would leave them at the old size. Returned
+    are the parameters that training reaches.
     """
     try:
         run = record(
@@ -56,8 +58,9 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
         )
     except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
         run = error.record
-    if not run.failed and not silent & set(run.parameters.values()):
-        return  # training runs them no more than evaluation does
+    reached = silent & set(run.parameters.values())
+    if not run.failed and not reached:
+        return reached  # training runs them no more than evaluation does
     aside = propagate(Flow(run, flow.atoms, grouped=flow.grouped, residual=flow.residual))
     names = [run.parameters.get(value) for value in run.failed]
     aside.pin_all(run.failed if silent & set(names) else [], "it is read in training only")
@@ -67,3 +70,46 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
             axis = flow.atoms.axes.get((layer.weight, layer.input_axis))
             if axis is not None:
                 flow.atoms.pin(axis, f"it is read by {layer.name}, which runs in training only")
+    return reached
+
+
+def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
+    """Pin the channels that a layer could read which no run has reached, as of another task.
+
+    Code can only hand it what it sees itself: the values in the code of the innermost module
+    around the layer that has run. Of those the ones of a width that the layer has.
+    """
+    frames, state = flow.record.frames, tensors(model)
+    inside = {name.rpartition(".")[0] for name in silent}
+    for name, tensor in state.items():
+        owner = name.rpartition(".")[0]
+        if name not in silent and (owner not in inside or owner in frames):
+            continue
+        lone = owner in frames and sum(size > 1 for size in tensor.shape) < 2
+        frame = _frame_around(owner, frames)
+        meets = [v for v in frames[frame] if _has_width(flow, v, tensor.shape)]
+        if not meets:
+            continue
+        if lone:  # a vector of a module that has run, as a token in the place of masked ones
+            flow.unreached.append(name)
+            continue
+        for value in meets:
+            flow.atoms.pin(
+                flow.of(value),
+                f"it could be read by {name}, which the example does not reach: give an example "
+                "for each path",
+            )
+
+
+def _frame_around(module: str, frames: Collection[str]) -> str:
+    """The innermost module around one, or itself, that has run."""
+    while module not in frames:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def _has_width(flow: Flow, value: int, sizes: Sequence[int]) -> bool:
+    """Whether a value has channels of a width that is among these sizes."""
+    if value in flow.record.parameters:
+        return False
+    return any(flow.shape(value)[d] in sizes for d in flow.dims(value))

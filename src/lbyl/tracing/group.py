@@ -9,9 +9,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lbyl.graph.unit import Axis, ChannelNorm, Consumer, Graph, Layer, Norm, Producer, Unit
+from lbyl.graph.unit import (
+    Axis,
+    ChannelNorm,
+    Consumer,
+    Graph,
+    Layer,
+    Norm,
+    Output,
+    Producer,
+    Unit,
+)
 from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.labels import Atoms, Flow, Pinned, connected, distinct
+from lbyl.tracing.record import Record
 
 
 def without(graph: Graph, dropped: dict[str, str]) -> Graph:
@@ -172,7 +183,14 @@ def build(known: Grouping, residual: bool, least: int = 2) -> Graph:
         channel_norms=_channel_norms(flow, axes),
         tables=frozenset(flow.tables),
         normalises=any(call.op.strip("_") in NORMALISING for call in flow.record.calls),
+        outputs=tuple(_output(flow.record, value) for value in flow.record.outputs),
+        unreached=tuple(flow.unreached),
     )
+
+
+def _output(record: Record, value: int) -> Output:
+    shape = None if record.ran == "real" else tuple(record.shapes[value])
+    return Output(shape, record.held[value].dtype)
 
 
 # Functions of norms, and those by which norms are written out in arithmetic.

@@ -445,11 +445,15 @@ def _exchanged(graph: Graph, instead: Mapping[str, Unit | str]) -> Graph:
 
 def _computing_alike(builder: _Builder, graph: Graph) -> Graph:
     """Units whose size the network computes with are masked instead, or given up."""
+    exactness = Exactness(builder.model, builder.inputs, graph)
     for kept in widths(graph, [u for u in graph.units if u.attention is not None]):
-        while bad := Exactness(builder.model, builder.inputs, graph).wrong(kept):
+        kept = {name: channels for name, channels in kept.items() if name in exactness.graph.names}
+        while bad := exactness.wrong(kept):
+            graph = exactness.graph
             graph = _exchanged(graph, {n: _unlike(builder, graph, graph[n]) for n in bad})
             kept = {name: channels for name, channels in kept.items() if name in graph.names}
-    return graph
+            exactness.graph = graph
+    return exactness.graph
 
 
 def _unlike(builder: _Builder, graph: Graph, unit: Unit) -> Unit | str:

@@ -174,6 +174,7 @@ class Flow:
     # Norms over channels: weight, bias, whether centred, what comes out, what is added to weight.
     channel_norms: list[tuple[str, str | None, bool, int, float]] = field(default_factory=list)
     tables: set[str] = field(default_factory=set)  # of embeddings, cut by column
+    unreached: list[str] = field(default_factory=list)  # parameters that no run has read
     fixed_macs: int = 0  # of products between activations, which pruning here never changes
 
     def shape(self, value: int) -> torch.Size:

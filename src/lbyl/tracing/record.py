@@ -85,6 +85,8 @@ class Record:
     failed: list[int] = field(default_factory=list)  # what the call read that ended the run
     overcome: list[list[int]] = field(default_factory=list)  # what calls read that failed, no more
     ran: Ran = "meta"
+    # Module → values that its own code could read: of its calls, and of the modules that it calls.
+    frames: dict[str, set[int]] = field(default_factory=lambda: {"": set()}, repr=False)
     leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
     held: list[Tensor] = field(default_factory=list, repr=False)  # so that no id is reused
     forms: Forms = field(default_factory=Forms, repr=False)  # of calls on shapes, for further runs
@@ -390,6 +392,7 @@ class Recorder(Interceptor):
             for tensor in produced:
                 self._mutate(tensor)
         outputs = [self.number(x) for x in produced]
+        self.record.frames[self.modules[-1]].update(inputs, outputs)
         if inputs or outputs:
             self.record.calls.append(
                 Call(func, name, spelled[0], spelled[1], inputs, outputs, self.modules[-1], trusted)
@@ -398,6 +401,7 @@ class Recorder(Interceptor):
     def enter(self, name: str, leaf: bool) -> None:
         """A submodule begins to run."""
         self.modules.append(name)
+        self.record.frames.setdefault(name, set())
         if leaf:
             self.inside += 1
             self.depth += 1
@@ -412,6 +416,9 @@ class Recorder(Interceptor):
             self.inside -= 1
             self.depth -= 1
         self.modules.pop()
+        if not self.inside:
+            passed = tensors_in([args, kwargs, result])
+            self.record.frames[self.modules[-1]].update(self.number(x) for x in passed)
 
     def _write_leaf(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

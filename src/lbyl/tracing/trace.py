@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
 from lbyl.torchkit.experts import alignments, split_experts
 from lbyl.torchkit.garbage import young_objects_only
-from lbyl.torchkit.run import Inputs
+from lbyl.torchkit.run import Examples, Inputs
 from lbyl.torchkit.surroundings import own_randomness
 from lbyl.torchkit.tensors import is_finite, numbers, tensors
 from lbyl.tracing.dry_run import verify
@@ -44,6 +45,7 @@ def trace(
     `exclude`. `residual` also offers channels that additions tie across layers.
     """
     check_model(model)
+    example_inputs = Examples.of(example_inputs)
     model = split_experts(model)
     flow = follow(model, example_inputs, residual=residual)
     known = Grouping.of(flow)
@@ -52,9 +54,7 @@ def trace(
     unprunable = {**packed(model), **graph.unprunable}
     batch = _batch(example_inputs)
     graph = replace(graph, batch=batch, all_units=whole, unprunable=unprunable)
-    aligned = alignments(model)
-    units = [replace(u, multiple=aligned.get(u.producers[0].weight, 1)) for u in graph.units]
-    graph = replace(graph, units=tuple(units))
+    graph = _aligned(graph, alignments(model))
     ordinary = [p for p in listed(include) if not names_attention(p)]
     graph = select(graph, ordinary, [p for p in listed(exclude) if not names_attention(p)])
     graph = verify(model, example_inputs, graph, flow.record, residual)
@@ -62,6 +62,16 @@ def trace(
         graph = offer(model, example_inputs, flow, graph, include)
         graph = without(graph, {u.name: EXCLUDED for u in graph if matches(u.name, exclude)})
     return graph
+
+
+def _aligned(graph: Graph, needed: Mapping[str, int]) -> Graph:
+    """The graph whose units keep multiples that the kernels of their parameters need."""
+    axes = graph.axes_of if needed else {}
+
+    def multiple(unit: Unit) -> int:
+        return math.lcm(*(needed.get(name, 1) for name, _ in axes.get(unit.name, ())))
+
+    return replace(graph, units=tuple(replace(u, multiple=multiple(u)) for u in graph.units))
 
 
 def check_model(model: nn.Module) -> None:

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph, Unit
 from lbyl.surgery.cut import copy_model, cut_for_trial
 from lbyl.surgery.indices import Kept, complete, kept_along, kept_mask
+from lbyl.torchkit.format import first_line
 from lbyl.torchkit.intercept import Function, Interceptor
-from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.tensors import tensors
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 3e-5}  # of a whole network; else 1e-2
@@ -165,16 +167,18 @@ class Exactness:
     @cached_property
     def _example(self) -> Inputs:
         """A few examples of the batch, none of which is one number everywhere."""
-        inputs = tree_map_only(Tensor, _varied, self.inputs)
-        batch = self.graph.batch
-        if batch <= FEW:
-            return inputs
-        few = tree_map_only(Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, inputs)
-        try:
-            _outputs(copy_model(self.model, parameters=False), few, Still())
-        except Exception:  # whatever the network says to a smaller batch
-            return inputs
-        return few
+        device, batch = device_of(self.model), self.graph.batch
+        given = tree_map_only(Tensor, lambda x: x.to(device), self.inputs)
+        varied = tree_map_only(Tensor, _varied, given)
+        few = tree_map_only(Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, varied)
+        for inputs in (few, varied) if batch > FEW else (varied,):
+            try:
+                made = _outputs(copy_model(self.model, parameters=False), inputs, Still())
+            except Exception:  # whatever the network says to a smaller batch, or to other numbers
+                continue
+            if all(bool(x.isfinite().any()) for x in made):
+                return inputs
+        return given
 
     def wrong(self, kept: Kept) -> set[str]:
         """Units whose cut changes what is computed; all of them where none does so alone."""
@@ -240,6 +244,32 @@ class Exactness:
         twin = copy_model(model, parameters=False)  # what it keeps on itself stays out of `model`
         mode = Silenced(self.graph, kept, tensors(twin), shaken)
         return _outputs(twin, inputs, mode), mode
+
+
+@torch.no_grad()
+def check_runs(slim: nn.Module, inputs: Inputs, graph: Graph, kept: Kept) -> None:
+    """One clear error where a slim network does not run as the original does on the example."""
+    wrong = "the smaller network is not returned, for on the example inputs it"
+    remedy = "leave layers out with exclude= until it does, and report this as a defect"
+    try:
+        device = device_of(slim)
+        inputs = tree_map_only(Tensor, lambda x: x.to(device), inputs)
+        with evaluation_mode(slim):
+            made = tensors_in(call_model(copy_model(slim, parameters=False), inputs))
+    except Exception as error:  # whatever torch, or the network itself, complains of
+        raise LbylError(f"{wrong} does not run ({first_line(error)}): {remedy}") from error
+    attention = any(graph[name].attention is not None for name in kept)
+    given = [(x.shape and torch.Size(max(1, n) for n in x.shape), x.dtype) for x in made]
+    if len(made) != len(graph.outputs):
+        raise LbylError(f"{wrong} gives {len(made)} tensors, not {len(graph.outputs)}: {remedy}")
+    for (shape, dtype), asked in zip(given, graph.outputs):
+        # Keys and values that are handed out as a cache lose heads.
+        resized = asked.shape is not None and tuple(shape) != asked.shape and not attention
+        if dtype != asked.dtype or resized:
+            raise LbylError(
+                f"{wrong} gives {tuple(shape)} of {dtype}, not {asked.shape} of {asked.dtype}: "
+                f"{remedy}"
+            )
 
 
 def some(graph: Graph, unit: Unit, width: float = 2 / 3, least: int = 1) -> Tensor:
