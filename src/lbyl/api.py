@@ -163,8 +163,8 @@ def prepare(
     """Trace `model` once, for as many questions as there are; see `compress` for the arguments."""
     check_data(data)
     model = split_experts(uncompiled(model))
-    start = time.perf_counter()
     example_inputs = Examples.of(example_inputs)
+    start = time.perf_counter()
     graph = trace(model, example_inputs, include=include, exclude=exclude, residual=residual)
     seconds = {"trace": time.perf_counter() - start}
     repeatable, told = _repeatable(data), shown(progress)
@@ -183,6 +183,10 @@ class Prepared:
     progress: Progress | None = field(default=None, repr=False)
     seconds: dict[str, float] = field(default_factory=dict, repr=False)
     _statistics: dict[tuple[str, str], Statistics] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.model = split_experts(uncompiled(self.model))
+        self.example_inputs = Examples.of(self.example_inputs)
 
     @cached_property
     def fresh(self) -> FreshInputs:
@@ -301,9 +305,8 @@ class Prepared:
             if not bad:
                 return trial
             if isinstance(task.amount, Plan):
-                raise LbylError(
-                    f"{', '.join(sorted(bad))} cannot be cut as planned: {COMPUTED_WITH}"
-                )
+                names = ", ".join(sorted(bad))
+                raise LbylError(f"the plan cannot be carried out at {names}: {COMPUTED_WITH}")
             self.graph = without(self.graph, dict.fromkeys(bad, COMPUTED_WITH))
             self.__dict__.pop("judges", None)  # which compare networks of this graph
 
@@ -599,8 +602,7 @@ def refine(
     """Refine the result of a compression of `model` further; neither is changed."""
     check_data(data)
     graph, own = result.graph, _repeatable(data)
-    whole = split_experts(uncompiled(model))
-    prepared = Prepared(whole, Examples.of(example_inputs), graph, own, seed, shown(progress))
+    prepared = Prepared(model, example_inputs, graph, own, seed, shown(progress))
     return prepared.refine(result, steps)
 
 

@@ -27,9 +27,9 @@ from lbyl.torchkit.intercept import Function, Interceptor
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.tensors import tensors
 
-ROUNDING = {torch.float64: 1e-10, torch.float32: 3e-5}  # of a whole network; else 1e-2
+ROUNDING = {torch.float64: 1e-10, torch.float32: 3e-5}  # of a whole network,
+ROUGH = 1e-2  # and in half precision
 DOUBLE = 1e-7  # what may differ in float64, where rounding explains nothing
-TO_FIRST_ORDER = 1e-2  # where a norm written out in arithmetic has its ε beside fewer channels
 SHAKEN = {torch.float64: 1e-12, torch.float32: 1e-6}  # weights are, to see what rounding does
 AMPLIFIED = 1e3  # times what shaken weights change: more than that is no rounding
 HUGE = 1e30  # what masks are filled with
@@ -77,23 +77,12 @@ class Silenced(Still):
         super().__init__()
         self.shaken = 1 + shaken
         self.masks = {id(state[n]): masks for n, masks in silencing_masks(graph, kept).items()}
-        self.norms: dict[int, tuple[Tensor, float, bool]] = {}
+        self.norms: dict[int, Tensor] = {}  # over channels of which some went: which stay
         mask = kept_mask(graph, kept)
         for norm in graph.channel_norms:
             flags = mask[graph.axes[norm.weight, 0]]
             if not bool(flags.all()):
-                places = torch.nonzero(flags).reshape(-1)
-                self.norms[id(state[norm.weight])] = places, norm.offset, norm.centred
-        self.met: set[int] = set()  # norms that were functions of their own
-
-    @property
-    def tells(self) -> bool:
-        """Whether the outcome is what a cut network must give."""
-        return all(key in self.met or not centred for key, (_, _, centred) in self.norms.items())
-
-    @property
-    def tells_exactly(self) -> bool:
-        return self.norms.keys() <= self.met
+                self.norms[id(state[norm.weight])] = flags
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
@@ -102,29 +91,37 @@ class Silenced(Still):
         if name in NORMS and self.norms:
             weight = kwargs.get("weight", args[2] if len(args) > 2 else None)
             if id(weight) in self.norms:
-                return self._norm(func, args, kwargs, id(weight))
+                return self._norm(func, args, kwargs, self.norms[id(weight)])
+        if name == "mean" and self.norms and isinstance(args[0], Tensor):
+            return func(*args, **kwargs) * self._more(args[0])
         args, kwargs = tree_map_only(Tensor, self._masked, (args, kwargs))
         return super().on_call(func, args, kwargs)
 
     def _masked(self, x: Tensor) -> Tensor:
-        key = id(x)
-        if key in self.norms:  # a norm written out: zeros count in its mean, so its scale falls
-            places, offset, _ = self.norms[key]
-            return (x + offset) * (len(places) / len(x)) ** 0.5 - offset
-        if key not in self.masks:
-            return x
-        for mask in self.masks[key]:
+        masks = self.masks.get(id(x), ())
+        for mask in masks:
             x = mask(x)
-        return x * self.shaken
+        return x * self.shaken if masks else x
+
+    def _more(self, x: Tensor) -> float:
+        """By what a mean over the channels that stay is more than one over all.
+
+        It is that of a norm written out if nothing is in the channels that went.
+        """
+        for flags in self.norms.values():
+            if x.dim() and len(flags) == x.shape[-1]:
+                gone = x[..., ~flags.to(x.device)]
+                if not bool(gone.any()):
+                    return len(flags) / int(flags.sum())
+        return 1.0
 
     def _norm(
-        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], key: int
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], flags: Tensor
     ) -> Tensor:
         """A norm over the last dimension that knows only the channels that stay."""
-        self.met.add(key)
         names = ("input", "normalized_shape", "weight", "bias", "eps")
         given = dict(zip(names, args)) | kwargs
-        places = self.norms[key][0].to(given["input"].device)
+        places = torch.nonzero(flags).reshape(-1).to(given["input"].device)
         x = given["input"].index_select(-1, places)
         for name in ("weight", "bias"):
             if isinstance(given.get(name), Tensor):
@@ -200,50 +197,42 @@ class Exactness:
 
     def differs(self, kept: Kept) -> bool:
         """Whether the network with these channels kept computes something else."""
-        off, exact = self._off(self.model, self._example, kept)
-        if off <= ROUNDING.get(_precision(self.model), TO_FIRST_ORDER):
-            return False
-        if not exact and off <= TO_FIRST_ORDER:
-            return False
-        return self._confirmed(kept, off)
+        off = self._off(self.model, self._example, kept)
+        rounding = ROUNDING.get(_precision(self.model), ROUGH)
+        return off > rounding and self._confirmed(kept, off)
 
     def _confirmed(self, kept: Kept, off: float) -> bool:
         """In float64, where the network runs in it: rounding does not make the difference there."""
-        model, inputs, limit = self.model, self._example, TO_FIRST_ORDER
+        model, inputs, limit = self.model, self._example, ROUGH
         try:
             self._double = self._double or [_in_double(model, inputs)]
-            found, exact = self._off(*self._double[0], kept)
+            found = self._off(*self._double[0], kept)
             if found < float("inf"):
-                (model, inputs), off = self._double[0], found
-                limit = DOUBLE if exact else TO_FIRST_ORDER
+                (model, inputs), off, limit = self._double[0], found, DOUBLE
         except Exception:  # some code asks for one precision
             pass
         if off <= limit:
             return False
         shaken = SHAKEN.get(_precision(model), 1e-3)
-        before, _ = self._reference(model, inputs, kept, 0.0)
-        after, _ = self._reference(model, inputs, kept, shaken)
+        before, after = (self._reference(model, inputs, kept, by) for by in (0.0, shaken))
         return off > AMPLIFIED * distance(before, after)
 
-    def _off(self, model: nn.Module, inputs: Inputs, kept: Kept) -> tuple[float, bool]:
-        """How far the cut network is from the silenced one, and whether it should be equal."""
-        reference, mode = self._reference(model, inputs, kept, 0.0)
-        if not mode.tells:
-            return 0.0, True
+    def _off(self, model: nn.Module, inputs: Inputs, kept: Kept) -> float:
+        """How far the cut network is from the silenced one."""
+        reference = self._reference(model, inputs, kept)
         try:
             made = _outputs(cut_for_trial(model, self.graph, kept), inputs, Still())
-            if any(self.graph[name].attention is not None for name in kept):
-                reference, made = _of_one_shape(reference, made)
-            return distance(reference, made), mode.tells_exactly
         except Exception:  # it does not run: whatever it says, it is no smaller original
-            return float("inf"), True
+            return float("inf")
+        if any(self.graph[name].attention is not None for name in kept):
+            reference, made = _of_one_shape(reference, made)
+        return distance(reference, made)
 
     def _reference(
-        self, model: nn.Module, inputs: Inputs, kept: Kept, shaken: float
-    ) -> tuple[list[Tensor], Silenced]:
+        self, model: nn.Module, inputs: Inputs, kept: Kept, shaken: float = 0.0
+    ) -> list[Tensor]:
         twin = copy_model(model, parameters=False)  # what it keeps on itself stays out of `model`
-        mode = Silenced(self.graph, kept, tensors(twin), shaken)
-        return _outputs(twin, inputs, mode), mode
+        return _outputs(twin, inputs, Silenced(self.graph, kept, tensors(twin), shaken))
 
 
 @torch.no_grad()

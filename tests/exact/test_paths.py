@@ -1,0 +1,184 @@
+"""Layers that the example does not reach keep their inputs, unless each path has an example."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbyl
+
+
+class Tasks(nn.Module):
+    """A trunk and a head for each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.middle = nn.Linear(8, 16), nn.Linear(16, 24)
+        self.heads = nn.ModuleDict({"a": nn.Linear(24, 3), "b": nn.Linear(24, 5)})
+
+    def forward(self, x: Tensor, task: str = "a") -> Tensor:
+        return self.heads[task](self.middle(self.trunk(x).relu()).relu())
+
+
+class Decides(nn.Module):
+    """Which layer runs depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.middle = nn.Linear(8, 12), nn.Linear(12, 16)
+        self.up, self.down = nn.Linear(16, 3), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.middle(self.trunk(x).relu()).relu()
+        return self.up(h) if x.sum() > 0 else self.down(h)
+
+
+class Domains(nn.Module):
+    """A BatchNorm for each domain behind one convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 12, 3), nn.Conv2d(12, 4, 1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(12), nn.BatchNorm2d(12)])
+
+    def forward(self, x: Tensor, domain: int = 0) -> Tensor:
+        return self.out(self.norms[domain](self.conv(x)).relu())
+
+
+class MaskToken(nn.Module):
+    """A token in the place of masked ones, which only training asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Linear(6, 10), nn.Linear(10, 3)
+        self.mask_token = nn.Parameter(torch.randn(1, 1, 10))
+
+    def forward(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
+        h = self.embed(x)
+        if masked is not None:
+            h = torch.where(masked[..., None], self.mask_token, h)
+        return self.out(h.relu())
+
+
+def test_a_head_of_another_task_keeps_what_it_reads() -> None:
+    torch.manual_seed(0)
+    model, x = Tasks().eval(), torch.randn(4, 8)
+    result = lbyl.compress(model, x, 0.5, method="none")
+    assert result.model(x, "b").shape == (4, 5)
+    assert list(result.plan.pruned) == ["trunk"]
+    assert "heads.b.weight, which the example does not reach" in result.graph.unprunable["middle"]
+
+
+def test_an_iterator_of_examples_reaches_every_path() -> None:
+    torch.manual_seed(0)
+    model, x = Tasks().eval(), torch.randn(4, 8)
+    result = lbyl.compress(model, iter([(x, "a"), (x, "b")]), 0.5, method="none")
+    assert sorted(result.plan.pruned) == ["middle", "trunk"]
+    quiet = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, readers in (("trunk", [quiet.middle]), ("middle", [*quiet.heads.values()])):
+            gone = torch.ones(result.plan.channels[name], dtype=torch.bool)
+            gone[result.plan.kept[name]] = False
+            for reader in readers:
+                reader.weight[:, gone] = 0
+    for task in "ab":
+        torch.testing.assert_close(result.model(x, task), quiet(x, task))
+
+
+def test_several_examples_serve_restoration() -> None:
+    torch.manual_seed(0)
+    model, x = Tasks().eval(), torch.randn(4, 8)
+    bare, restored = (
+        lbyl.compress(model, iter([(x, "a"), (x, "b")]), {"*": 0.5}, method=m, criterion="l2")
+        for m in ("none", "echo")
+    )
+    data = torch.randn(500, 8, generator=torch.Generator().manual_seed(1))
+    for task in "ab":
+        errors = [
+            (r.model(data, task) - model(data, task)).square().mean() for r in (bare, restored)
+        ]
+        assert errors[1] < 0.7 * errors[0]
+
+
+def test_a_list_is_one_argument() -> None:
+    class Stacks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+
+        def forward(self, parts: list[Tensor]) -> Tensor:
+            return self.b(self.a(torch.stack(parts)).relu())
+
+    parts = [torch.randn(8), torch.randn(8)]
+    assert lbyl.trace(Stacks().eval(), (parts,)).names == ["a"]
+
+
+def test_examples_of_different_batch_sizes_are_refused() -> None:
+    x = torch.randn(4, 8)
+    with pytest.raises(lbyl.LbylError, match="same batch size for each path"):
+        lbyl.compress(Tasks(), iter([(x, "a"), (x[:2], "b")]), 0.5)
+    with pytest.raises(lbyl.LbylError, match="same batch size for each path"):
+        lbyl.compress(Tasks(), iter([]), 0.5)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_branch_that_values_decide_keeps_its_inputs(sign: float) -> None:
+    torch.manual_seed(0)
+    model, x = Decides().eval(), torch.ones(4, 8)
+    result = lbyl.compress(model, sign * x, 0.5, method="none")
+    assert list(result.plan.pruned) == ["trunk"]
+    for each in (x, -x):
+        assert result.model(each).shape == (4, 3)
+
+
+def test_both_branches_are_pruned_with_an_example_of_each() -> None:
+    torch.manual_seed(0)
+    model, x = Decides().eval(), torch.ones(4, 8)
+    result = lbyl.compress(model, iter([x, -x]), 0.5, method="none")
+    assert sorted(result.plan.pruned) == ["middle", "trunk"]
+    for each in (x, -x):
+        assert result.model(each).shape == (4, 3)
+
+
+def test_a_norm_of_another_domain_keeps_its_channels() -> None:
+    torch.manual_seed(0)
+    model, x = Domains().eval(), torch.randn(2, 3, 8, 8)
+    with pytest.raises(lbyl.LbylError, match=r"norms\.1\.\w+, which the example does not reach"):
+        lbyl.compress(model, x, 0.5)
+    result = lbyl.compress(model, iter([(x, 0), (x, 1)]), 0.5)
+    assert [len(result.model.norms[i].weight) for i in (0, 1)] == [6, 6]
+    assert result.model(x, 1).shape == model(x, 1).shape
+
+
+def test_a_vector_that_is_not_reached_is_named() -> None:
+    torch.manual_seed(0)
+    result = lbyl.compress(MaskToken().eval(), torch.randn(2, 5, 6), 0.5)
+    assert any(line.startswith("mask_token:") for line in result.fallbacks)
+    assert "mask_token" in str(result)
+    whole = lbyl.compress(MaskToken().eval(), torch.randn(2, 5, 6), 0.0)
+    assert not any(line.startswith("mask_token:") for line in whole.fallbacks)
+
+
+def test_layers_elsewhere_that_are_not_reached_pin_nothing() -> None:
+    """What a layer cannot be handed, it cannot read, though it has the same width."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu())
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = Inner(), Inner()
+
+        def forward(self, x: Tensor, other: bool = False) -> Tensor:
+            return self.other(x) if other else self.one(x)
+
+    assert lbyl.trace(Towers().eval(), torch.randn(2, 8)).names == ["one.a"]
