@@ -23,7 +23,7 @@ from lbyl.inputs.writing import scores_of
 from lbyl.restoring.scratch import Scratch
 from lbyl.restoring.side_by_side import CannotBeSplit, Values, rows_of, run_side_by_side
 from lbyl.torchkit.memory import free_bytes
-from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+from lbyl.torchkit.run import Inputs, call_model, dense, evaluation_mode, tensors_in
 from lbyl.torchkit.tensors import numbers
 
 SCORES = 1 << 25  # of a vocabulary's scores, which are many, so many are kept
@@ -234,7 +234,7 @@ def as_scores(x: Tensor) -> Tensor:
 
 def floating_in(out: Any) -> list[Tensor]:
     """Every floating tensor of an output."""
-    return [x for x in tensors_in(out) if x.is_floating_point() and x.dim()]
+    return [dense(x) for x in tensors_in(out) if x.is_floating_point() and x.dim()]
 
 
 def thinned(rows: Tensor, limit: int) -> Tensor:

@@ -91,6 +91,11 @@ def tensors_in(output: Any, depth: int = 4) -> list[Tensor]:
     return [x for part in parts for x in tensors_in(part, depth - 1)] if depth else []
 
 
+def dense(x: Tensor) -> Tensor:
+    """The numbers of a tensor that may be sparse."""
+    return x if x.layout is torch.strided else x.to_dense()
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The model in eval mode inside, every submodule's own mode back afterwards.

@@ -24,7 +24,7 @@ from lbyl.surgery.cut import copy_model, cut_for_trial
 from lbyl.surgery.indices import Kept, complete, kept_along, kept_mask
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.intercept import Function, Interceptor
-from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
+from lbyl.torchkit.run import Inputs, call_model, dense, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.tensors import tensors
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 3e-5}  # of a whole network,
@@ -35,6 +35,7 @@ AMPLIFIED = 1e3  # times what shaken weights change: more than that is no roundi
 HUGE = 1e30  # what masks are filled with
 FEW = 2  # examples of a batch that are compared
 
+LEAVES = ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__")
 NORMS = ("layer_norm", "rms_norm")
 DRAWS = re.compile(
     r"(rand|randn|randint|randperm|rand_like|randn_like|randint_like|normal|bernoulli|multinomial"
@@ -43,7 +44,16 @@ DRAWS = re.compile(
 
 
 class Still(Interceptor):
-    """Draws nothing at random: fewer numbers are drawn once a network is cut, and so others."""
+    """Draws nothing at random: fewer numbers are drawn once a network is cut, and so others.
+
+    It keeps the numbers that a comparison of outputs would not see: those that become decisions,
+    integers or Python's numbers, and the last that were computed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[Tensor] = []
+        self.last: Tensor | None = None
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
@@ -52,6 +62,10 @@ class Still(Interceptor):
         out = func(*args, **kwargs)
         if DRAWS.fullmatch(name) and isinstance(out, Tensor):
             return out.fill_(0.5)
+        if isinstance(out, Tensor) and _is_number(out):
+            self.last = out
+        elif name in LEAVES or isinstance(out, Tensor):
+            self.left += [x for x in args if isinstance(x, Tensor) and _is_number(x)]
         return out
 
 
@@ -170,10 +184,10 @@ class Exactness:
         few = tree_map_only(Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, varied)
         for inputs in (few, varied) if batch > FEW else (varied,):
             try:
-                made = _outputs(copy_model(self.model, parameters=False), inputs, Still())
+                made = run(copy_model(self.model, parameters=False), inputs, Still())
             except Exception:  # whatever the network says to a smaller batch, or to other numbers
                 continue
-            if all(bool(x.isfinite().any()) for x in made):
+            if all(bool(x.isfinite().any()) for x in made.outputs):
                 return inputs
         return given
 
@@ -215,24 +229,22 @@ class Exactness:
             return False
         shaken = SHAKEN.get(_precision(model), 1e-3)
         before, after = (self._reference(model, inputs, kept, by) for by in (0.0, shaken))
-        return off > AMPLIFIED * distance(before, after)
+        return off > AMPLIFIED * before.distance(after)
 
     def _off(self, model: nn.Module, inputs: Inputs, kept: Kept) -> float:
         """How far the cut network is from the silenced one."""
         reference = self._reference(model, inputs, kept)
         try:
-            made = _outputs(cut_for_trial(model, self.graph, kept), inputs, Still())
+            made = run(cut_for_trial(model, self.graph, kept), inputs, Still())
         except Exception:  # it does not run: whatever it says, it is no smaller original
             return float("inf")
-        if any(self.graph[name].attention is not None for name in kept):
-            reference, made = _of_one_shape(reference, made)
-        return distance(reference, made)
+        return reference.distance(made, any(self.graph[n].attention is not None for n in kept))
 
     def _reference(
         self, model: nn.Module, inputs: Inputs, kept: Kept, shaken: float = 0.0
-    ) -> list[Tensor]:
+    ) -> Values:
         twin = copy_model(model, parameters=False)  # what it keeps on itself stays out of `model`
-        return _outputs(twin, inputs, Silenced(self.graph, kept, tensors(twin), shaken))
+        return run(twin, inputs, Silenced(self.graph, kept, tensors(twin), shaken))
 
 
 @torch.no_grad()
@@ -283,11 +295,37 @@ def widths(graph: Graph, units: Sequence[Unit]) -> Iterator[dict[str, Tensor]]:
     yield {unit.name: some(graph, unit, 1 / 8, 2) for unit in units}
 
 
+@dataclass(frozen=True)
+class Values:
+    """What a run computes: its outputs, and numbers inside that they may not show."""
+
+    outputs: list[Tensor]
+    inside: list[Tensor]
+
+    def distance(self, other: Values, resized: bool = False) -> float:
+        """How far outputs are from `other`'s, and numbers inside of one shape.
+
+        Outputs may be `resized`: keys and values that are handed out as a cache lose heads.
+        """
+        inside = distance(*_of_one_shape(self.inside, other.inside))
+        mine, others = self.outputs, other.outputs
+        if resized and len(mine) == len(others):
+            mine, others = _of_one_shape(mine, others)
+        return max(inside, distance(mine, others))
+
+
 @torch.no_grad()
-def _outputs(model: nn.Module, inputs: Inputs, mode: Interceptor) -> list[Tensor]:
+def run(model: nn.Module, inputs: Inputs, mode: Still) -> Values:
+    """Run a network in evaluation mode, with nothing drawn at random."""
     with evaluation_mode(model), mode:
         output = call_model(model, inputs)
-    return [x for x in tensors_in(output) if x.is_floating_point() or x.is_complex()]
+    last = [] if mode.last is None else [mode.last]
+    outputs, inside = ([dense(x) for x in xs] for xs in (tensors_in(output), [*mode.left, *last]))
+    return Values([x for x in outputs if _is_number(x)], inside)
+
+
+def _is_number(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 def _varied(x: Tensor) -> Tensor:
@@ -301,8 +339,8 @@ def _varied(x: Tensor) -> Tensor:
 def _of_one_shape(
     reference: Sequence[Tensor], made: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs less those of another size: keys and values handed out as a cache lose heads."""
-    pairs = [(x, y) for x, y in zip(reference, made, strict=True) if x.shape == y.shape]
+    """Pairs of one shape, of those that both have."""
+    pairs = [(x, y) for x, y in zip(reference, made) if x.shape == y.shape]
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
