@@ -96,6 +96,7 @@ STEP, FEWEST = 8, 64  # a step of refinement runs an eighth, but so many at leas
 JUDGED = 4  # of texts that are written so many times fewer are for judging, and the forecast
 STEP_TOKENS = 2048  # of written text in a step of refinement
 SEEN, MOST_TEXTS = 2, 1024  # how often its steps see a text, where so many can be written for them
+IMAGINARY = 7919  # added to the seed for the imaginary parts of complex inputs
 LISTED = 32  # images for detectors, which make them large
 LISTED_BATCH = 4
 LEAST_BATCH = 8  # of fewer inputs BatchNorm has no statistics of its own worth the name
@@ -448,6 +449,9 @@ def _like(x: Tensor, total: int, batch: int, seed: int, gains: SpectrumGains | N
         images = procedural_images(total, channels_first(shape), seed=seed, device=x.device)
         images = images if gains is None else gains(images)
         return as_given(images, channels_come_last(shape)).to(x.dtype)
+    if x.is_complex():
+        parts = zip((x.real, x.imag), (seed, seed + IMAGINARY))
+        return torch.complex(*(_like(part, total, batch, own, gains) for part, own in parts))
     generator = torch.Generator().manual_seed(seed)
     if x.dtype == torch.long and int(x.max()) > 1:
         tokens = torch.randint(int(x.max()) + 1, (total, *x.shape[1:]), generator=generator)

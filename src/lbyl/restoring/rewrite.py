@@ -336,8 +336,14 @@ class ChannelCut:
         values: dict[str, Tensor] = {}
         for (name, axis), channel in axes.items():
             if name in mixed:
-                old = values.get(name, state[name].detach().double())
-                values[name] = self.along(old, name, axis, channel)
+                old = values.get(name, state[name].detach())
+                if not (old.is_floating_point() or old.is_complex()):
+                    raise LbylError(
+                        f"{name} holds integers, which cannot be averaged: take a method that "
+                        "does not merge channels, or leave its layer out with exclude="
+                    )
+                exact = old.to(torch.promote_types(old.dtype, torch.float64))  # complex stays so
+                values[name] = self.along(exact, name, axis, channel)
         return values
 
     def along(

@@ -42,18 +42,25 @@ def numbers(scalars: Sequence[Tensor]) -> list[float]:
 def is_finite(*several: Tensor) -> bool:
     """Whether no entry is NaN or Inf: those survive a sum, which needs no memory."""
     if are_assumed():
-        for t in several:
-            holds(t.detach().sum().isfinite())
+        for t in map(_real, several):
+            holds(t.sum().isfinite())
         return True
     return finite_each([several])[0]
 
 
 def finite_each(groups: Sequence[Sequence[Tensor]]) -> list[bool]:
     """The same of several groups of tensors; a device is waited for once."""
+    groups = [[_real(t) for t in group] for group in groups]
     # A sum of large finite numbers may overflow; only then every entry is looked at.
-    sums = iter(numbers([t.detach().sum() for group in groups for t in group]))
+    sums = iter(numbers([t.sum() for group in groups for t in group]))
     suspects = [[t for t in group if not math.isfinite(next(sums))] for group in groups]
     return [all(bool(t.isfinite().all()) for t in group) for group in suspects]
+
+
+def _real(t: Tensor) -> Tensor:
+    """A tensor as numbers that torch adds up: complex ones as pairs, those of a byte widened."""
+    t = torch.view_as_real(t.detach()) if t.is_complex() else t.detach()
+    return t.float() if t.is_floating_point() and t.element_size() == 1 else t
 
 
 def onto(x: Tensor, device: torch.device) -> Tensor:

@@ -380,7 +380,8 @@ def _lone_vector(flow: Flow, value: int) -> str | None:
         value = maker.inputs[0]
     name = flow.record.parameters.get(value)
     alone = len(flow.users.get(value, [])) == 1 and len(flow.shape(value)) == 1
-    return name if alone else None
+    real = flow.record.held[value].is_floating_point()
+    return name if alone and real else None
 
 
 def norm_behind(flow: Flow, value: int) -> Norm | None:

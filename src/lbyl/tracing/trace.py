@@ -83,7 +83,7 @@ def check_model(model: nn.Module) -> None:
         if nn.parameter.is_lazy(tensor):
             raise LbylError(f"{name} is uninitialised: run the model once before compressing it")
         as_weight = isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] in AS_WEIGHTS
-        if as_weight and tensor.dtype.is_floating_point:
+        if as_weight and (tensor.is_floating_point() or tensor.is_complex()):
             used[name] = tensor
     if not is_finite(*used.values()):
         name = next(name for name, tensor in used.items() if not is_finite(tensor))
