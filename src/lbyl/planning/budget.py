@@ -245,9 +245,9 @@ def check_budget(sizes: Sizes, budget: Budget, steps: Steps) -> None:
     ):
         if asked is not None and cost(least) > asked * cost(full):
             raise LbylError(
-                f"{what}={asked} cannot be met by pruning alone: even the smallest network allowed "
-                f"has {cost(least) / cost(full):.1%}; ask for more, or offer more to prune "
-                "(residual=True, include=)"
+                f"the budget {what}={asked} cannot be met by pruning alone: even the smallest "
+                f"network allowed has {cost(least) / cost(full):.1%}; ask for more, or offer more "
+                "to prune (residual=True, include=)"
             )
 
 
