@@ -461,6 +461,7 @@ class Prepared:
             trial.allocation,
             tuple(dict.fromkeys([*before, *trial.fallbacks, *notes])),
             forecast,
+            example=self.example_inputs,
         )
 
     def _corrections(

@@ -21,15 +21,35 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.planning.plan import Plan
+from lbyl.torchkit.copies import deep_copy
+from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.files import read_json, write_json
+from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
 
-CONFIG = "config.json"
+CONFIG, TIMM = "config.json", "timm.txt"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json", ".py")
 TRIALS, TOGETHER = 200, 3  # configurations that are tried, and entries that change at once
 EQUAL = 1e-4  # of the largest output
 
 Entry = tuple[str, ...]  # of an entry, through configurations within others
+
+
+@contextmanager
+def beside(name: str) -> Iterator[None]:
+    """A file beside the weights, which are saved whatever its making does: then a note is left.
+
+    Configurations and classes are the user's own code, and may fail in any way. What the file
+    system refuses is an error, as it is for the weights.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        note(f"{name} was not written: {type(error).__name__}: {first_line(error)}")
 
 
 def config_of(model: nn.Module) -> Any:
@@ -45,11 +65,21 @@ def can_be_described(model: nn.Module) -> bool:
 def described(model: nn.Module, plan: Plan, example: Inputs = None) -> nn.Module | None:
     """The slim network as Transformers builds it from a changed configuration.
 
-    None where no configuration says its sizes: widths that differ by layer, say.
+    None where no configuration says its sizes: widths that differ by layer, say. The network of
+    Transformers of which that is so is noted.
     """
-    if not can_be_described(model):
-        return None
-    inputs = example if example is not None else getattr(model, "dummy_inputs", None)
+    made = None
+    with beside(CONFIG):
+        if can_be_described(model):
+            inputs = example if example is not None else getattr(model, "dummy_inputs", None)
+            made = _built_alike(model, plan, inputs)
+            if made is None:
+                note(why_not(plan))
+    return made
+
+
+def _built_alike(model: nn.Module, plan: Plan, inputs: Inputs) -> nn.Module | None:
+    """The network of the first configuration that gives the same shapes and outputs."""
     before = config_of(model).to_dict()
     for changes in itertools.islice(_changes(before, plan), TRIALS):
         built = _built(model, _changed(before, changes), meta=True)
@@ -171,6 +201,7 @@ def _filled(model: nn.Module, config: Mapping[str, Any]) -> nn.Module | None:
     if made is None:
         return None
     values = dict(model.state_dict())
+    values |= {name: x.clone() for name, x in model.named_buffers() if name in values}
     for name, x in made.state_dict().items():
         if name not in values and name.endswith(".bias"):
             values[name] = torch.zeros_like(x, dtype=next(iter(values.values())).dtype)
@@ -192,16 +223,19 @@ def _computes_the_same(model: nn.Module, made: nn.Module, inputs: Inputs) -> boo
     if inputs is None:
         return False
     made = made.to(next(model.parameters()).device)
+    wanted = _outputs(model, inputs)
     try:
-        with evaluation_mode(model), evaluation_mode(made):
-            pairs = zip(_outputs(model, inputs), _outputs(made, inputs), strict=True)
-            return all(_close(a, b) for a, b in pairs)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError):
+        there = _outputs(made, inputs)
+    except Exception:  # a network of another configuration may fail in any way
         return False
+    return len(there) == len(wanted) and all(map(_close, wanted, there))
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    return [x for x in tensors_in(call_model(model, inputs)) if x.is_floating_point()]
+    """What a network gives; a copy of it runs, for some write into their buffers."""
+    twin = deep_copy(model, {id(x): x for x in model.parameters()})
+    with evaluation_mode(twin):
+        return [x for x in tensors_in(call_model(twin, inputs)) if x.is_floating_point()]
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -211,9 +245,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 # --------------------------------------------------------------------------------------- on disk
-
-
-TIMM = "timm.txt"
 
 
 @torch.no_grad()
@@ -229,7 +260,7 @@ def timm_text(original: nn.Module, slim: nn.Module, example: Inputs) -> str | No
     try:
         made = adapt_model_from_string(original, text)
         made.load_state_dict(slim.state_dict())
-    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError):
+    except Exception:  # timm changes the network by trial, and may fail in any way
         return None
     return text if _computes_the_same(slim, made, example) else None
 
@@ -254,7 +285,12 @@ def carry(source: Path | None, folder: Path) -> list[str]:
     for file in sorted(source.iterdir()) if source is not None and source.is_dir() else []:
         ours = file.name in (CONFIG, "plan.json", "report.html", "README.md")
         if file.is_file() and not ours and not file.name.endswith(WEIGHTS):
-            (folder / file.name).write_bytes(file.read_bytes())
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                note(f"{file} was not carried over: {error.strerror}")
+                continue
+            (folder / file.name).write_bytes(content)
             names.append(file.name)
     return names
 
@@ -265,7 +301,7 @@ def source_of(model: nn.Module) -> Path | None:
     return Path(name) if name and (Path(name) / CONFIG).is_file() else None
 
 
-def why_not(plan: Plan, directory: str | Path) -> str:
+def why_not(plan: Plan) -> str:
     """One sentence for a network that no configuration describes."""
     widths: dict[int, set[int]] = {}
     for name, kept in plan.kept.items():
@@ -278,5 +314,5 @@ def why_not(plan: Plan, directory: str | Path) -> str:
     )
     return (
         f"no config.json can describe this network ({reason}); "
-        f"load it with lbyl.load({str(directory)!r}, model=the_original)"
+        "it is loaded by lbyl.load into the original network"
     )

@@ -15,6 +15,7 @@ from lbyl.planning.plan import Plan
 from lbyl.restoring.forecast import Forecast
 from lbyl.restoring.refine import Refinement
 from lbyl.torchkit.format import counted, human, percent_change
+from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import tensors
 
 WIDTH = 98  # of what is printed
@@ -95,6 +96,7 @@ class Result:
     allocation: Allocation | None = None  # how widths were chosen, where there was a choice
     fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
     forecast: Forecast | None = None  # how much accuracy is kept, told without data
+    example: Inputs = field(default=None, repr=False, compare=False)  # the network was traced on
 
     def behind(self, plan: Plan, before: Size) -> Result:
         """The same told of the network that `plan` had made smaller before, of size `before`."""

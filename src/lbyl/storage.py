@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from torch import Tensor, nn
 
-from lbyl.configs import described, source_of, write_config
+from lbyl.configs import CONFIG, TIMM, beside, described, source_of, write_config
 from lbyl.errors import LbylError
 from lbyl.graph.patterns import names_attention
 from lbyl.planning.plan import Plan
@@ -17,40 +18,55 @@ from lbyl.surgery.cut import weightless_copy
 from lbyl.surgery.layout import present_attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.experts import split_experts, split_in_place
+from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.files import read_json, read_tensors, whole_directory, write_json, write_tensors
 from lbyl.torchkit.masked import can_be_masked
-from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import fits_layout, is_layout, replace_tensors, tensors
 
 MODEL, PLAN = "model.safetensors", "plan.json"
+REPORT, SHOWN = "report.html", "report.json"
+ONNX, INT8, EXECUTORCH = "model.onnx", "model.int8.onnx", "model.pte"
+YOLO = "yolo.pt"
+ABOUT = (REPORT, SHOWN, ONNX, f"{ONNX}.data", INT8, EXECUTORCH)
+"""Files made from the weights, which are out of date with others."""
 
 
 def save(result: Result, directory: str | Path) -> Path:
     """Write `model.safetensors` and `plan.json`; the directory is either the old or the new.
 
     A network of Transformers gets the `config.json` of its new sizes beside them, where one can
-    say them, so that `from_pretrained` loads it without this library.
+    say them, so that `from_pretrained` loads it without this library. What could not be written
+    beside weights and plan is a warning, and stands in the plan under "notes".
     """
     path = Path(directory)
-    with whole_directory(path, last=PLAN) as temporary:
-        write_network(result, temporary)
-        write_json(temporary / PLAN, plan_document(result))
+    with whole_directory(path, last=PLAN, stale=outdated(path)) as temporary:
+        with noting() as notes:
+            write_network(result, temporary)
+        document = plan_document(result)
+        write_json(temporary / PLAN, {**document, "notes": notes} if notes else document)
+    for line in notes:
+        warn(line, stacklevel=2)
     return path
 
 
-def write_network(
-    result: Result, folder: Path, source: Path | None = None, example: Inputs = None
-) -> list[str]:
+def outdated(path: Path) -> tuple[str, ...]:
+    """Names of files that are of the network which a directory held so far."""
+    return (*ABOUT, CONFIG, TIMM, YOLO) if (path / PLAN).is_file() else ()
+
+
+def write_network(result: Result, folder: Path, source: Path | None = None) -> list[str]:
     """Write the weights, and what Transformers needs to load them; the names of the files."""
-    made = described(result.model, result.plan, example)
+    made = described(result.model, result.plan, result.example)
     values = tensors(result.model if made is None else made)
     if made is not None:  # what is computed when the network is built is not stored
         stored = made.state_dict().keys()
         values = {name: x for name, x in values.items() if name in stored}
     write_tensors(folder / MODEL, values, {"format": "pt"})
-    if made is None:
-        return [MODEL]
-    return [MODEL, *write_config(made, source or source_of(result.model), folder)]
+    names = [MODEL]
+    if made is not None:
+        with beside(CONFIG):
+            names += write_config(made, source or source_of(result.model), folder)
+    return names
 
 
 def plan_document(result: Result) -> dict[str, Any]:

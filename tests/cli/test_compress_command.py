@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,33 @@ def test_a_failure_leaves_the_old_directory(
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("lbyl.cli.files.write_report", full)
+    monkeypatch.setattr("lbyl.cli.files.plan_document", full)
     settings = ["--method", "none", "--ratio", "0.6"]
     result = run("compress", *small, *settings, "--out", out, code=1)
     assert "no space left" in result.stderr
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def test_a_report_that_fails_leaves_the_new_weights_and_the_plan(
+    run: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run("compress", *small, "--method", "none", "--out", out)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lbyl.cli.files.write_report", full)
+        settings = ["--method", "none", "--ratio", "0.6"]
+        told = run("compress", *small, *settings, "--out", out)
+    assert "no report.html: no space left" in told.stderr
+    assert not (out / "report.html").exists()  # the earlier one was of another network
+    assert (out / "model.safetensors").read_bytes() != before["model.safetensors"]
+    command = next(line for line in told.stderr.splitlines() if line.strip().startswith("lbyl "))
+    run(*shlex.split(command)[1:])
+    assert (out / "report.html").is_file()
 
 
 def test_without_jinja_there_is_no_report_but_a_note(

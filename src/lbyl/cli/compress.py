@@ -11,7 +11,6 @@ from lbyl import Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded, usage
 from lbyl.cli.files import DEPLOYMENT, Package, Runtimes, loading
-from lbyl.cli.files import INT8 as INT8_FILE
 from lbyl.cli.parse import (
     check_limit,
     check_source_used,
@@ -30,6 +29,7 @@ from lbyl.models.blocks import compress_blocks
 from lbyl.planning.ratio import check_ratio
 from lbyl.planning.task import DEFAULT_CRITERION, DEFAULT_RATIO
 from lbyl.restoring.forecast import Forecast
+from lbyl.storage import INT8 as INT8_FILE
 from lbyl.torchkit.format import counted, human, percent, percent_change
 from lbyl.torchkit.run import device_of
 
@@ -112,7 +112,8 @@ def compress(
         result = prepared.compress(amount, refine=refine, **how)
     accuracy.measure("slim", "accuracy of the smaller one", result.model)
     times = timed(screen, network, result) if latency is not None else {}
-    package = Package(network, prepared, result, accuracy.found or None, times or None)
+    settings = {**where, "data": data, "seed": seed}
+    package = Package(network, prepared, result, accuracy.found or None, times or None, settings)
     written = package.write(screen, out, runtimes, report) if out else {}
     if out and runtimes.int8 and test:
         accuracy.measure("int8", "accuracy in int8", OnnxNetwork(out / INT8_FILE, threads))

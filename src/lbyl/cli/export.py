@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from lbyl import LbylError
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.files import DEPLOYMENT, origin
+from lbyl.cli.files import DEPLOYMENT, before, origin
 from lbyl.cli.screen import Screen, bold, table
 from lbyl.cli.setup import build, check_writable, prepare
 from lbyl.deploy import HEADINGS, quantise_onnx, step_texts, table_of_steps
@@ -21,8 +20,7 @@ from lbyl.export import (
     export_openvino,
     export_program,
 )
-from lbyl.models import Network, resolve
-from lbyl.models.sources import source_of
+from lbyl.models import Network
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.format import human
 from lbyl.torchkit.surroundings import own_randomness
@@ -113,11 +111,12 @@ def _steps(
 ) -> dict[str, Any]:
     """The file in int8, and what every step from the original network on gives."""
     made: dict[str, Any] = {}
-    before = _before(network)
-    first = network if before is None else before
+    known = (origin(network) or {}).get("network") or {}
+    original = before(known)
+    first = network if original is None else original
     prepared = prepare(screen, first, seed=seed)
-    name = "original" if before is None else "slim"
-    models = {"original": first.model} | ({} if before is None else {"slim": network.model})
+    name = "original" if original is None else "slim"
+    models = {"original": first.model} | ({} if original is None else {"slim": network.model})
     files = {name: out}
     if int8:
         files["int8"] = out.with_suffix(".int8.onnx")
@@ -130,17 +129,3 @@ def _steps(
             models, files, network.example, judge, compiled=compiled, threads=threads
         )
     return made | {DEPLOYMENT: rows, "notes": list(notes)}
-
-
-def _before(network: Network) -> Network | None:
-    """The network that a directory of `lbyl compress` was made from, where it can be built."""
-    known = (origin(network) or {}).get("network") or {}
-    name, weights = str(known.get("name", "")), known.get("weights")
-    source, inner = source_of(name)
-    if source is None or not source.from_plan or weights is None:
-        return None
-    own = None if weights == inner else weights  # of a file that is the network and its weights
-    try:
-        return resolve(name, own, known.get("input_shape"), known.get("classes"))
-    except LbylError:  # its weights are no longer there
-        return None

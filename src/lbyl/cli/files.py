@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,22 +15,36 @@ from typing import Any
 from torch import nn
 
 from lbyl import LbylError, Plan, Prepared, Result
+from lbyl.cli.limit import in_time
 from lbyl.cli.screen import Screen
-from lbyl.configs import CONFIG, TIMM, carry, timm_text, why_not
+from lbyl.configs import CONFIG, TIMM, beside, carry, timm_text
 from lbyl.deploy import quantise_onnx, table_of_steps
 from lbyl.export import check_executorch, check_onnx, export_executorch, export_onnx
 from lbyl.latency import Timing
-from lbyl.models import Network
+from lbyl.models import Network, resolve
 from lbyl.models.sources import source_of
 from lbyl.models.yolo import WORKFLOW, is_ultralytics, write_yolo
-from lbyl.report import gather, write_report
-from lbyl.storage import PLAN, plan_document, write_network
+from lbyl.report import write_report
+from lbyl.report.fill import parts, together
+from lbyl.storage import (
+    ABOUT,
+    EXECUTORCH,
+    INT8,
+    ONNX,
+    PLAN,
+    REPORT,
+    SHOWN,
+    outdated,
+    plan_document,
+    write_network,
+)
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.files import read_json, whole_directory, write_json
+from lbyl.torchkit.format import first_line
 
-REPORT, SHOWN = "report.html", "report.json"
-ONNX, INT8, EXECUTORCH = "model.onnx", "model.int8.onnx", "model.pte"
-OPTIONAL = (REPORT, SHOWN, ONNX, f"{ONNX}.data", INT8, EXECUTORCH)
+LEFT_OUT = "left_out"  # under which report.json names what would have taken too long
+SHARE, LEAST = 0.1, 10.0  # of the compression's seconds, and seconds that a report may take anyway
+PAGE = 0.8  # of these for what the page shows; the rest is for the page
 
 
 @dataclass(frozen=True)
@@ -60,24 +76,35 @@ class Package:
     result: Result
     accuracy: dict[str, float] | None = None
     times: dict[str, Timing] | None = None  # of the original and the slim network
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that it was prepared with
 
     def write(
         self, screen: Screen, out: Path, runtimes: Runtimes = PYTORCH, report: bool = True
     ) -> dict[str, Any]:
-        """Write it; what an earlier run wrote is replaced, or removed where it is out of date."""
-        written: dict[str, Any] = {"out": str(out), "notes": []}
-        with whole_directory(out, last=PLAN) as folder:
-            with screen.stage("writing weights and plan"):
-                weights = self._network(folder, written)
-            written |= self._exports(screen, folder, runtimes, written)
-            document = self.document() | {k: v for k, v in written.items() if k == DEPLOYMENT}
+        """Write it; what an earlier run wrote is replaced, or removed where it is out of date.
+
+        Weights and plan are in place before anything else begins: files for other runtimes and the
+        report take long, and may fail.
+        """
+        with (
+            screen.stage("writing weights and plan"),
+            noting() as notes,
+            whole_directory(out, last=PLAN, stale=(*ABOUT, *outdated(out))) as folder,
+        ):
+            files = [*self._network(folder), PLAN]
+            document = self.document() | ({"notes": notes} if notes else {})
             write_json(folder / PLAN, document)
-            if report:
-                written["notes"] += self._report(screen, folder / REPORT, out, document)
-            files = [n for n in (*weights, PLAN, *OPTIONAL) if (folder / n).is_file()]
-        for name in set(OPTIONAL) - set(files):  # of an earlier run: out of date
-            (out / name).unlink(missing_ok=True)
-        return written | {"files": files}
+        written: dict[str, Any] = {"out": str(out), "notes": list(notes), "files": files}
+        if runtimes != PYTORCH:
+            with whole_directory(out, last=PLAN) as folder:
+                written |= self._exports(screen, folder, runtimes, written)
+                document |= {k: v for k, v in written.items() if k == DEPLOYMENT}
+                write_json(folder / PLAN, document)
+                files += sorted(file.name for file in folder.iterdir() if file.name != PLAN)
+        if report:
+            written["notes"] += self._report(screen, out, document)
+            files += [name for name in (REPORT, SHOWN) if (out / name).is_file()]
+        return written
 
     @cached_property
     def origin(self) -> dict[str, Any] | None:
@@ -97,21 +124,22 @@ class Package:
         """The network under the name of the original."""
         return self.network if self.origin is None else renamed(self.network, self.origin)
 
-    def _network(self, folder: Path, written: dict[str, Any]) -> list[str]:
-        """The weights, with a config.json where Transformers can say the new sizes."""
+    def _network(self, folder: Path) -> list[str]:
+        """The weights, with what other libraries need to load them where they can."""
         kind, _, name = self.network.name.partition(":")
         source = Path(name) if kind == "hf" else None
-        files = write_network(self.result, folder, source, self.network.example)
+        files = write_network(self.result, folder, source)
         if kind == "timm":
-            text = timm_text(self.network.model, self.result.model, self.network.example)
-            if text is not None:
-                (folder / TIMM).write_text(text, encoding="utf-8")
-                files.append(TIMM)
+            with beside(TIMM):
+                text = timm_text(self.network.model, self.result.model, self.network.example)
+                if text is not None:
+                    (folder / TIMM).write_text(text, encoding="utf-8")
+                    files.append(TIMM)
         if is_ultralytics(self.result.model):
-            write_yolo(self.result.model, folder / WORKFLOW)
-            files.append(WORKFLOW)
+            with beside(WORKFLOW):
+                write_yolo(self.result.model, folder / WORKFLOW)
+                files.append(WORKFLOW)
         if kind == "hf" and CONFIG not in files:
-            written["notes"].append(why_not(self.result.plan, written["out"]))
             carry(source, folder)
         return files
 
@@ -119,7 +147,9 @@ class Package:
         """What plan.json holds, with the way to the original network so that commands find it."""
         document = plan_document(self.told)
         extra: dict[str, Any] = {"network": self.named.describe(), "command": command()}
-        if self.origin is not None:
+        extra["settings"] = dict(self.settings)
+        if self.origin is not None:  # whose units are those of every compression so far
+            extra["settings"] |= {"include": None, "exclude": None}
             document["shapes"] = self.origin.get("shapes", {})
             extra["network"] = self.origin.get("network")
             extra["earlier"] = [*self.origin.get("earlier", []), self.origin.get("command")]
@@ -157,14 +187,23 @@ class Package:
         judge = self.prepared.judges.forecaster
         return table_of_steps(models, files, self.network.example, judge)
 
-    def _report(self, screen: Screen, path: Path, out: Path, document: dict[str, Any]) -> list[str]:
+    def _report(self, screen: Screen, out: Path, document: dict[str, Any]) -> list[str]:
+        """The report, in a tenth of the compression's time; what there is to say about it."""
         if not importlib.util.find_spec("jinja2"):
             return ["no report.html: it needs jinja2 (pip install 'lbyl[report]')"]
-        with screen.stage("writing the report"):
-            shown = gather(self.prepared, self.result)
-            write_json(path.with_name(SHOWN), shown)
-            page(document, self.told, path, shown, loading(self.named, str(out)))
-        return []
+        seconds = max(LEAST, SHARE * sum(self.result.seconds.values()))
+        again = f"\n    {report_command(self.named, out)}"
+        try:
+            with screen.stage("writing the report"):
+                found, left_out = in_time(parts(self.prepared, self.result), PAGE * seconds)
+                shown = together(found) | {LEFT_OUT: left_out}
+                write_json(out / SHOWN, shown)
+                page(document, self.told, out / REPORT, shown, loading(self.named, out))
+        except Exception as error:  # the network is written, whatever the report does
+            return [f"no report.html: {first_line(error)}. To try again:{again}"]
+        if not left_out:
+            return []
+        return [f"left out of report.html for time: {', '.join(left_out)}. To add them:{again}"]
 
 
 def page(
@@ -200,6 +239,32 @@ def origin(network: Network) -> dict[str, Any] | None:
     return None
 
 
+def before(known: Mapping[str, Any], model: str | None = None) -> Network | None:
+    """The network that was compressed, with its weights, from what plan.json says of it.
+
+    `model` names it where the plan does not or may not. None where it cannot be built again: no
+    weights are known, or they are no longer there.
+    """
+    name, weights = model or str(known.get("name", "")), known.get("weights")
+    source, inner = source_of(name)
+    from_plan = source is not None and source.from_plan
+    if (model is None and not from_plan) or (from_plan and weights is None):
+        return None
+    own = None if weights == inner else weights  # of a file that is the network and its weights
+    try:
+        network = resolve(name, own, known.get("input_shape"), known.get("classes"))
+    except LbylError:
+        return None
+    return network.scaled(known.get("mean"), known.get("std"))
+
+
+def report_command(network: Network, out: Path) -> str:
+    """The command that writes the report of a directory again, with all that it can show."""
+    source, _ = source_of(network.name)
+    named = [] if source is not None and source.from_plan else ["--model", network.name]
+    return shlex.join(["lbyl", "report", str(out), *named])
+
+
 def renamed(network: Network, document: dict[str, Any]) -> Network:
     """The network under the name it was compressed by."""
     known = document.get("network") or {}
@@ -227,21 +292,21 @@ def command() -> str:
     return shlex.join(["lbyl", *sys.argv[1:]])
 
 
-def loading(network: Network, out: str) -> list[str]:
+def loading(network: Network, out: str | Path) -> list[str]:
     """Python that loads what was written, ready to use."""
-    source, place = source_of(network.name)
+    source, _ = source_of(network.name)
+    place = quoted(out)
     if source is not None and source.from_plan:  # plan.json says which network it was
-        return ["import lbyl", f'model = lbyl.load("{out}")']
-    if source is not None and source.prefix == "hf":
+        return ["import lbyl", f"model = lbyl.load({place})"]
+    if source is not None and source.prefix == "hf" and (Path(out) / CONFIG).is_file():
         kind = type(network.model).__name__
-        if (Path(out) / CONFIG).is_file():
-            return [f"from transformers import {kind}", f'model = {kind}.from_pretrained("{out}")']
-        first = f"import lbyl; from transformers import {kind}"
-        made = f'{kind}.from_pretrained("{place}")'
-    elif ":" in network.name:
-        module, _, function = network.name.rpartition(":")
-        module = Path(module).stem if module.endswith(".py") else module
-        first, made = f"import lbyl; from {module} import {function}", f"{function}()"
-    else:
-        first, made = "import lbyl", "the_original_network"
-    return [first, f'model = lbyl.load("{out}", model={made}).eval()']
+        return [f"from transformers import {kind}", f"model = {kind}.from_pretrained({place})"]
+    classes = "" if network.classes is None else f", classes={network.classes}"
+    made = f"resolve({quoted(network.name)}{classes}).model"
+    lines = ["import lbyl", "from lbyl.models import resolve"]
+    return [*lines, f"model = lbyl.load({place}, model={made}).eval()"]
+
+
+def quoted(text: str | Path) -> str:
+    """A text as Python writes it, between double quotes."""
+    return json.dumps(str(text), ensure_ascii=False)

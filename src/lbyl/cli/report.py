@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from torch import nn
 
+from lbyl import LbylError, Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.files import REPORT, SHOWN, loading, page, renamed, stored
+from lbyl.cli.files import LEFT_OUT, before, loading, page, renamed, stored
+from lbyl.cli.parse import parse_data
 from lbyl.cli.screen import Screen, bold
-from lbyl.cli.setup import check_writable
+from lbyl.cli.setup import check_writable, prepare
 from lbyl.models import resolve
 from lbyl.report import Run, write_several, write_tradeoff
-from lbyl.storage import PLAN
+from lbyl.report.fill import parts, together
+from lbyl.storage import PLAN, REPORT, SHOWN
 from lbyl.sweep import Store
-from lbyl.torchkit.files import read_json
+from lbyl.torchkit.files import read_json, write_json
 
 Directories = Annotated[
     list[Path],
@@ -77,11 +80,50 @@ def report(
         result = stored(document, network.model)
         compared = read_json(comparison) if comparison else None
         shown = read_json(directory / SHOWN) if (directory / SHOWN).is_file() else {}
+        if not isinstance(shown, dict):
+            raise LbylError(f"{directory / SHOWN} is no JSON object: leave it out, and write again")
+    if shown.get(LEFT_OUT):
+        shown = completed(screen, document, result, shown, model)
+        write_json(directory / SHOWN, shown)
     with screen.stage("writing the report"):
         lines = loading(renamed(network, document), str(directory))
         page(document, result, target, shown, lines, compared)
     screen.data({"out": str(target)})
     screen.say(f"wrote {bold(target)}")
+
+
+def completed(
+    screen: Screen,
+    document: dict[str, Any],
+    result: Result,
+    shown: dict[str, Any],
+    model: str | None,
+) -> dict[str, Any]:
+    """What a report shows, with the parts that were left out for time."""
+    missing: list[str] = shown[LEFT_OUT]
+    original = before(document.get("network") or {}, model)
+    if original is None:
+        screen.warn(
+            f"{', '.join(missing)}: left out, for the network before its compression is not here "
+            "(--model names it)"
+        )
+        return shown
+    known = document.get("settings") or {}
+    prepared = prepare(
+        screen,
+        original,
+        source=parse_data(known.get("data")),
+        include=known.get("include"),
+        exclude=known.get("exclude"),
+        residual=bool(known.get("residual")),
+        seed=known.get("seed") or 0,
+    )
+    found = [{key: value for key, value in shown.items() if key != LEFT_OUT}]
+    for name, part in parts(prepared, result).items():
+        if name in missing:
+            with screen.stage(name):
+                found.append(part())
+    return together(found)
 
 
 def several(screen: Screen, directories: list[Path], target: Path) -> None:

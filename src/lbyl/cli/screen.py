@@ -77,9 +77,12 @@ class Screen:
             self.log.print(line)
 
     def warn(self, line: str) -> None:
-        """Something the user should know."""
+        """Something the user should know; commands in it are lines of their own, to be copied."""
         if self.talks:
-            self.log.print(f"[yellow]note:[/] {plain(line)}")
+            first, *rest = line.splitlines() or [""]
+            self.log.print(f"[yellow]note:[/] {plain(first)}")
+            for command in rest:
+                self.log.print(f"[cyan]{plain(command)}[/]", soft_wrap=True)
 
     def data(self, value: Any) -> None:
         """Results for programs."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import importlib.util
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ COMPARED = ("none", "neuron-merging", "lbyl", "echo")
 """The methods that are shown side by side unless others are named."""
 
 
+Part = Callable[[], dict[str, Any]]
+"""One part of what a report shows: computes some arguments of `write_report`."""
+
+
 def gather(
     prepared: Prepared, result: Result, methods: Sequence[str | Method] = COMPARED
 ) -> dict[str, Any]:
@@ -45,29 +50,63 @@ def gather(
     `prepared` is the original network that `result` was made from. Where a method needs statistics
     they are collected, unless they have been; the errors of all methods are then told on them.
     """
+    return together(part() for part in parts(prepared, result, methods).values())
+
+
+def together(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All arguments of `write_report` that parts have found; what no part found is empty."""
+    shown: dict[str, Any] = {"delivery": {}, "inputs": None, "alone": {}, "further": None}
+    errors: dict[str, Any] = {}
+    for part in found:
+        errors |= part.get("errors", {})
+        shown |= {key: value for key, value in part.items() if key != "errors"}
+    order = {name: place for place, name in enumerate(COMPARED)}
+    named = sorted(errors, key=lambda name: order.get(name, len(order)))
+    return {"errors": {name: errors[name] for name in named}, **shown}
+
+
+def parts(
+    prepared: Prepared, result: Result, methods: Sequence[str | Method] = COMPARED
+) -> dict[str, Part]:
+    """Name of a part → what computes it, in the order in which they are worth their time."""
     own = registry.resolve(dict(result.method))
     # What was done is shown as it was done, not as a method of that name would do by default.
-    by_name = {m.name: m for m in (*map(registry.resolve, methods), own)}
-    tasks = {name: Task.of(result.plan, None, method, None) for name, method in by_name.items()}
-    common = common_statistics(prepared, list(tasks.values()))
-    errors, delivery = {}, {}
-    for name, task in tasks.items():
-        known = prepared.needed(task) or common
-        pruned = result.plan.pruned
-        matrices = _matrices(prepared, task.method, pruned, known)
-        if task.method is own:
-            told = {row.unit: row.error for row in result.rows} if known is common else {}
-            delivery = {unit: pack(unit, matrix) for unit, matrix in matrices.items()}
-        else:
-            told = consumer_errors(prepared, result.plan, task.method, common)
-        errors[name] = _rows(prepared, task.method, pruned, matrices, told, common)
-    return {
-        "errors": errors,
-        "delivery": delivery,
-        "inputs": drawn_inputs(prepared),
-        "alone": harm(prepared, result, own),
-        "further": next_step(prepared, result, own),
+    by_name = {m.name: m for m in map(registry.resolve, methods) if m.name != own.name}
+    tasks = {name: Task.of(result.plan, None, m, None) for name, m in by_name.items()}
+    mine = Task.of(result.plan, None, own, None)
+    common = cache(lambda: common_statistics(prepared, [*tasks.values(), mine]))
+    found: dict[str, Part] = {
+        "inputs": lambda: {"inputs": drawn_inputs(prepared)},
+        f"delivery and errors of {own.name}": lambda: _of_own(prepared, result, mine, common()),
+        "next step": lambda: {"further": next_step(prepared, result, own)},
     }
+    for task in tasks.values():
+        of_other = partial(_of_other, prepared, result.plan, task)
+        found[f"errors of {task.method.name}"] = lambda run=of_other: run(common())
+    return found | {"which layers hurt most": lambda: {"alone": harm(prepared, result, own)}}
+
+
+def _of_own(
+    prepared: Prepared, result: Result, task: Task, common: Statistics | None
+) -> dict[str, Any]:
+    """Deliveries and errors of the method that made the result."""
+    known, pruned = prepared.needed(task) or common, result.plan.pruned
+    matrices = _matrices(prepared, task.method, pruned, known)
+    told = {row.unit: row.error for row in result.rows} if known is common else {}
+    rows = _rows(prepared, task.method, pruned, matrices, told, common)
+    delivery = {unit: pack(unit, matrix) for unit, matrix in matrices.items()}
+    return {"errors": {task.method.name: rows}, "delivery": delivery}
+
+
+def _of_other(
+    prepared: Prepared, plan: Plan, task: Task, common: Statistics | None
+) -> dict[str, Any]:
+    """Errors of another method under the same plan."""
+    known = prepared.needed(task) or common
+    matrices = _matrices(prepared, task.method, plan.pruned, known)
+    told = consumer_errors(prepared, plan, task.method, common)
+    rows = _rows(prepared, task.method, plan.pruned, matrices, told, common)
+    return {"errors": {task.method.name: rows}}
 
 
 def harm(prepared: Prepared, result: Result, method: Method) -> dict[str, float]:

@@ -62,6 +62,7 @@ def write_report(
     inputs: str | None = None,
     alone: Mapping[str, float] | None = None,
     further: Mapping[str, Any] | None = None,
+    left_out: Sequence[str] = (),
 ) -> Path:
     """Write one self-contained HTML file about a compression.
 
@@ -75,6 +76,7 @@ def write_report(
     `afterwards` says what was done to the network since, `inputs` is a picture (PNG in base64) of
     what the networks were compared on. `alone` is how far the network diverges where one unit
     alone is pruned, `further` what pruning a tenth more would bring; `gather` computes both.
+    `left_out` names parts that would have taken too long.
     """
     measured, table = accuracy or {}, dict(errors or {})
     every = _every_row(result, alone)
@@ -88,6 +90,7 @@ def write_report(
         **_overview(result, every, measured, latency or {}, deployment or ()),
         **_layers(every),
         afterwards=afterwards,
+        left_out=list(left_out),
         inputs=_base64(inputs),
         further=_further(result, further),
         error_charts=_error_charts(own, table),

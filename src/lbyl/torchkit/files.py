@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,12 @@ def _beside(path: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def whole_directory(path: Path, last: str = "") -> Iterator[Path]:
+def whole_directory(path: Path, last: str = "", stale: Sequence[str] = ()) -> Iterator[Path]:
     """A temporary directory whose files go to `path` only when all are written.
 
     A new directory appears at once. In one that exists our files are replaced one by one, each
-    atomically, the one named `last` after all others; nothing else in it is touched.
+    atomically, the one named `last` after all others; files of the names in `stale` go, unless they
+    are written anew, and nothing else in the directory is touched.
     """
     path = path.resolve()  # a link stays one: what it points to is written to
     if path.exists() and not path.is_dir():
@@ -77,6 +78,9 @@ def whole_directory(path: Path, last: str = "") -> Iterator[Path]:
         try:
             yield temporary
             if exists:
+                written = {file.name for file in temporary.iterdir()}
+                for name in set(stale) - written:
+                    (path / name).unlink(missing_ok=True)
                 for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
                     file.replace(path / file.name)
             else:
