@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lbyl.graph.patterns import names_attention
 from lbyl.planning.plan import Plan
 from lbyl.result import Result
 from lbyl.surgery.cut import weightless_copy
-from lbyl.surgery.layout import present_attributes, set_attributes
+from lbyl.surgery.layout import Attributes, present_attributes, set_attributes
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.experts import split_experts, split_in_place
 from lbyl.torchkit.fallbacks import noting
@@ -27,6 +28,7 @@ MODEL, PLAN = "model.safetensors", "plan.json"
 REPORT, SHOWN = "report.html", "report.json"
 ONNX, INT8, EXECUTORCH = "model.onnx", "model.int8.onnx", "model.pte"
 YOLO = "yolo.pt"
+TENSORS, ATTRIBUTES = "tensors", "attributes"  # of plan.json, the latter noted beside weights too
 ABOUT = (REPORT, SHOWN, ONNX, f"{ONNX}.data", INT8, EXECUTORCH)
 """Files made from the weights, which are out of date with others."""
 
@@ -41,8 +43,8 @@ def save(result: Result, directory: str | Path) -> Path:
     path = Path(directory)
     with whole_directory(path, last=PLAN, stale=outdated(path)) as temporary:
         with noting() as notes:
-            write_network(result, temporary)
-        document = plan_document(result)
+            write_network(result, temporary, attributes_of(result))
+        document = plan_document(result, temporary / MODEL, attributes_of(result))
         write_json(temporary / PLAN, {**document, "notes": notes} if notes else document)
     for line in notes:
         warn(line, stacklevel=2)
@@ -54,14 +56,25 @@ def outdated(path: Path) -> tuple[str, ...]:
     return (*ABOUT, CONFIG, TIMM, YOLO) if (path / PLAN).is_file() else ()
 
 
-def write_network(result: Result, folder: Path, source: Path | None = None) -> list[str]:
+def attributes_of(result: Result, earlier: Attributes | None = None) -> Attributes:
+    """Numbers of heads as the slim network has them; `earlier` names those of the one before."""
+    found = present_attributes(result.model, result.graph, result.plan.kept)
+    for module, names in (earlier or {}).items():
+        owner = result.model.get_submodule(module)
+        found.setdefault(module, {name: getattr(owner, name) for name in names})
+    return found
+
+
+def write_network(
+    result: Result, folder: Path, attributes: Attributes, source: Path | None = None
+) -> list[str]:
     """Write the weights, and what Transformers needs to load them; the names of the files."""
     made = described(result.model, result.plan, result.example)
     values = tensors(result.model if made is None else made)
     if made is not None:  # what is computed when the network is built is not stored
         stored = made.state_dict().keys()
         values = {name: x for name, x in values.items() if name in stored}
-    write_tensors(folder / MODEL, values, {"format": "pt"})
+    write_tensors(folder / MODEL, values, notes_beside(attributes))
     names = [MODEL]
     if made is not None:
         with beside(CONFIG):
@@ -69,12 +82,20 @@ def write_network(result: Result, folder: Path, source: Path | None = None) -> l
     return names
 
 
-def plan_document(result: Result) -> dict[str, Any]:
-    """What plan.json holds: the plan, the original sizes, and what came of it."""
+def plan_document(result: Result, weights: Path, attributes: Attributes) -> dict[str, Any]:
+    """What plan.json says: the plan, the sizes before and after, and what came of it.
+
+    `weights` is the file of the slim network's tensors.
+    """
     shapes = {name: list(shape) for name, shape in result.graph.shapes.items()}
-    document = {**result.plan.to_dict(), "shapes": shapes, "result": result.to_dict(plan=False)}
-    attributes = present_attributes(result.model, result.graph, result.plan.kept)
-    return {**document, "attributes": attributes} if attributes else document
+    sizes = {"shapes": shapes, TENSORS: contents(read_tensors(weights)[0])}
+    document = {**result.plan.to_dict(), **sizes, "result": result.to_dict(plan=False)}
+    return {**document, ATTRIBUTES: attributes} if attributes else document
+
+
+def contents(values: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The shape of every tensor; of those that say how slim layers lie, what they say."""
+    return {n: x.tolist() if is_layout(n) else list(x.shape) for n, x in values.items()}
 
 
 def load(directory: str | Path, model: nn.Module) -> nn.Module:
@@ -82,18 +103,7 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
 
     The network given is changed only when everything fits; it is also returned.
     """
-    path = Path(directory)
-    document = read_json(path / PLAN)
-    plan = Plan.from_dict(document)
-    if not (path / MODEL).is_file():
-        raise LbylError(f"there is no {MODEL} in {path}")
-    values, _ = read_tensors(path / MODEL)
-    whole = tensors(model)
-    apart = any(n not in whole and n.rpartition(".")[0] in whole for n in values)
-    like = split_experts(model) if apart else model  # experts of different widths are saved apart
-    _check_original(like, document.get("shapes", {}))
-    _check_fits(like, values, plan)
-    attributes = _checked_attributes(like, document.get("attributes", {}))
+    values, attributes, apart = checked(Path(directory), model)
     if apart:
         split_in_place(model)
     before = _shell(model)
@@ -101,6 +111,54 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     refit_attributes(model, before)
     set_attributes(model, attributes)
     return model
+
+
+def checked(
+    path: Path, model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, dict[str, int]], bool]:
+    """What a directory has for this network: tensors, attributes, whether experts lie apart.
+
+    One clear error where its files contradict each other or the network, which stays as it is.
+    """
+    document = read_json(path / PLAN)
+    plan = Plan.from_dict(document)
+    if not (path / MODEL).is_file():
+        raise LbylError(f"there is no {MODEL} in {path}")
+    values, notes = read_tensors(path / MODEL)
+    whole = tensors(model)
+    apart = any(n not in whole and n.rpartition(".")[0] in whole for n in values)
+    like = split_experts(model) if apart else model  # experts of different widths are saved apart
+    _check_original(like, document.get("shapes", {}))
+    _check_fits(like, values, plan)
+    _check_agree(document, values, notes)
+    return values, _checked_attributes(like, document.get(ATTRIBUTES, {})), apart
+
+
+def _check_agree(
+    document: Mapping[str, Any], values: Mapping[str, Tensor], notes: Mapping[str, str]
+) -> None:
+    """Plan and weights must be of one network: each says something of the other."""
+    said = document.get(TENSORS)
+    if said is not None and said != contents(values):
+        raise LbylError(
+            f"{MODEL} and {PLAN} contradict each other: tensors do not have the shapes that the "
+            "plan says; save the network again"
+        )
+    noted = notes.get(ATTRIBUTES)
+    if noted is not None and noted != _as_text(document.get(ATTRIBUTES, {})):
+        raise LbylError(
+            f"{MODEL} and {PLAN} contradict each other: they say different numbers of heads; "
+            "save the network again"
+        )
+
+
+def notes_beside(attributes: Any) -> dict[str, str]:
+    """What is noted in the file of weights: Transformers' word for torch, and numbers of heads."""
+    return {"format": "pt", ATTRIBUTES: _as_text(attributes)}
+
+
+def _as_text(attributes: Any) -> str:
+    return json.dumps(attributes, sort_keys=True)
 
 
 def _shell(model: nn.Module) -> nn.Module:
@@ -139,6 +197,8 @@ def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> N
                     f"the saved model is damaged: {name} says places that are not there"
                 )
             continue
+        if _kind(old) != _kind(value):
+            raise LbylError(f"the saved model is damaged: {name} holds {value.dtype}")
         if old.dim() != value.dim() or any(a > b for a, b in zip(value.shape, old.shape)):
             raise LbylError(
                 f"the saved model does not belong to this network: {name} is "
@@ -151,6 +211,10 @@ def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> N
         held = names_attention(name) or {f"{name}.weight", name, stacked} & here.keys()
         if not held:
             raise LbylError(f"the plan prunes {name!r}, which this network does not have")
+
+
+def _kind(x: Tensor) -> tuple[bool, bool]:
+    return x.is_floating_point(), x.is_complex()
 
 
 def _checked_attributes(model: nn.Module, given: Any) -> dict[str, dict[str, int]]:

@@ -64,7 +64,7 @@ def test_vision_towers_of_transformers_are_saved_and_loaded_by_both_libraries(
     out = lbyl.save(result, tmp_path / "out")
     assert difference(lbyl.load(out, tower(name)[0]), result.model, x) == 0
     loaded = type(model).from_pretrained(out)  # type: ignore[attr-defined]
-    assert difference(loaded, result.model, x) == 0
+    assert difference(loaded, result.model, x) < 1e-5
 
 
 class Config:

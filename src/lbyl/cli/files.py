@@ -30,14 +30,17 @@ from lbyl.storage import (
     ABOUT,
     EXECUTORCH,
     INT8,
+    MODEL,
     ONNX,
     PLAN,
     REPORT,
     SHOWN,
+    attributes_of,
     outdated,
     plan_document,
     write_network,
 )
+from lbyl.surgery.layout import Attributes
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.files import read_json, whole_directory, write_json
 from lbyl.torchkit.format import first_line
@@ -92,7 +95,7 @@ class Package:
             whole_directory(out, last=PLAN, stale=(*ABOUT, *outdated(out))) as folder,
         ):
             files = [*self._network(folder), PLAN]
-            document = self.document() | ({"notes": notes} if notes else {})
+            document = self.document(folder) | ({"notes": notes} if notes else {})
             write_json(folder / PLAN, document)
         written: dict[str, Any] = {"out": str(out), "notes": list(notes), "files": files}
         if runtimes != PYTORCH:
@@ -124,11 +127,16 @@ class Package:
         """The network under the name of the original."""
         return self.network if self.origin is None else renamed(self.network, self.origin)
 
+    @cached_property
+    def attributes(self) -> Attributes:
+        """Numbers of heads of the slim network, also of those that were cut before."""
+        return attributes_of(self.result, (self.origin or {}).get("attributes"))
+
     def _network(self, folder: Path) -> list[str]:
         """The weights, with what other libraries need to load them where they can."""
         kind, _, name = self.network.name.partition(":")
         source = Path(name) if kind == "hf" else None
-        files = write_network(self.result, folder, source)
+        files = write_network(self.result, folder, self.attributes, source)
         if kind == "timm":
             with beside(TIMM):
                 text = timm_text(self.network.model, self.result.model, self.network.example)
@@ -143,9 +151,9 @@ class Package:
             carry(source, folder)
         return files
 
-    def document(self) -> dict[str, Any]:
+    def document(self, folder: Path) -> dict[str, Any]:
         """What plan.json holds, with the way to the original network so that commands find it."""
-        document = plan_document(self.told)
+        document = plan_document(self.told, folder / MODEL, self.attributes)
         extra: dict[str, Any] = {"network": self.named.describe(), "command": command()}
         extra["settings"] = dict(self.settings)
         if self.origin is not None:  # whose units are those of every compression so far
@@ -278,7 +286,7 @@ def stored(document: dict[str, Any], model: nn.Module) -> Result:
     plan = Plan.from_dict(document)
     try:
         return Result.from_dict(document["result"], model, plan)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise LbylError(f"the result in {PLAN} is incomplete: {error}") from error
 
 

@@ -15,7 +15,7 @@ from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import Accuracies, build, check_writable, load_images
 from lbyl.data import ImageSet
 from lbyl.models import Network
-from lbyl.storage import MODEL, PLAN
+from lbyl.storage import ATTRIBUTES, MODEL, PLAN, notes_beside
 from lbyl.torchkit.files import write_json, write_tensors
 from lbyl.torchkit.format import counted
 from lbyl.torchkit.tensors import tensors
@@ -137,8 +137,9 @@ def save(
 ) -> None:
     """The trained weights; a compressed network stays one that `lbyl.load` reads."""
     out.mkdir(parents=True, exist_ok=True)
-    write_tensors(out / MODEL, tensors(network.model), {"format": "pt"})
     document = origin(network)
+    notes = notes_beside((document or {}).get(ATTRIBUTES, {}))
+    write_tensors(out / MODEL, tensors(network.model), notes)
     if document is not None:
         write_json(out / PLAN, trained(document, history, accuracy))
     write_json(out / "history.json", history)

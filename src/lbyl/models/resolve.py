@@ -7,19 +7,21 @@ in `lbyl.models.sources`), `path/to/file.py:factory`, `package.module:factory`, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from lbyl.errors import LbylError
 from lbyl.models.network import WEIGHT_FILES, Network
-from lbyl.models.sources import SOURCES, from_file, from_module, source_of
+from lbyl.models.sources import SOURCES, Source, from_file, from_module, source_of
 from lbyl.models.sources.base import Maker
 from lbyl.models.zoo import load_weights
-from lbyl.storage import PLAN, load
+from lbyl.storage import PLAN, checked, load
 from lbyl.torchkit.files import read_json
 from lbyl.torchkit.run import Inputs
 
@@ -118,13 +120,59 @@ def _from_directory(path: Path, weights: str | Path | None, classes: int | None)
     """A compressed network. Its plan says which network it was, but never which code to run."""
     if weights is not None:
         raise LbylError(f"{path} has its weights already; leave --weights out")
-    known = read_json(path / PLAN).get("network") or {}
-    name = str(known.get("name", ""))
-    source, _ = source_of(name)
+    known = _said_network(path)
+    name = known.get("name") or ""
+    source, inner = source_of(name)
     if source is None or not source.from_plan:
         what = f"comes from {name}" if name else "does not say which network it was"
         raise LbylError(
             f"{path} {what}: name the model itself and give --weights {path} (in Python: model=)"
         )
-    network = resolve(name, path, known.get("input_shape"), known.get("classes") or classes)
+    classes = known.get("classes") or classes
+    _check_belongs(path, source, inner, classes)
+    network = resolve(name, path, known.get("input_shape"), classes)
     return replace(network.scaled(known.get("mean"), known.get("std")), name=str(path))
+
+
+def _said_network(path: Path) -> dict[str, Any]:
+    """What plan.json says of the network that it was, checked entry by entry."""
+    document = read_json(path / PLAN)
+    known = document.get("network") if isinstance(document, dict) else document
+    if known is None:
+        return {}
+    if not isinstance(known, dict):
+        raise LbylError(f"'network' in {path / PLAN} must be an object with a name")
+    for key, (fits, what) in ENTRIES.items():
+        if known.get(key) is not None and not fits(known[key]):
+            raise LbylError(f"{key!r} of the network in {path / PLAN} must be {what}")
+    return known
+
+
+def _are_sizes(value: Any) -> bool:
+    whole = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
+    return whole and 0 < len(value) <= 4 and math.prod(value) <= LARGEST
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(x) in (int, float) and abs(x) <= 1e9 for x in value)
+
+
+LARGEST = 2**26  # numbers in one input
+ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda value: isinstance(value, str), "a text"),
+    "input_shape": (_are_sizes, f"up to four whole numbers, {LARGEST} values at most"),
+    "classes": (lambda value: type(value) is int and value > 0, "a whole number"),
+    "mean": (_are_numbers, "a list of numbers"),
+    "std": (_are_numbers, "a list of numbers"),
+}
+"""What plan.json says of a network: what each entry must be."""
+
+
+def _check_belongs(path: Path, source: Source, inner: str, classes: int | None) -> None:
+    """That the files are of this network, before memory is taken for it."""
+    try:
+        with torch.device("meta"):
+            made = source.make(inner, None, classes).model
+    except Exception:  # not every network can be built without memory
+        return
+    checked(path, made)

@@ -81,8 +81,8 @@ def parts(
         "next step": lambda: {"further": next_step(prepared, result, own)},
     }
     for task in tasks.values():
-        of_other = partial(_of_other, prepared, result.plan, task)
-        found[f"errors of {task.method.name}"] = lambda run=of_other: run(common())
+        of_other = partial(_of_other, prepared, result.plan, task, common)
+        found[f"errors of {task.method.name}"] = of_other
     return found | {"which layers hurt most": lambda: {"alone": harm(prepared, result, own)}}
 
 
@@ -99,9 +99,10 @@ def _of_own(
 
 
 def _of_other(
-    prepared: Prepared, plan: Plan, task: Task, common: Statistics | None
+    prepared: Prepared, plan: Plan, task: Task, shared: Callable[[], Statistics | None]
 ) -> dict[str, Any]:
     """Errors of another method under the same plan."""
+    common = shared()
     known = prepared.needed(task) or common
     matrices = _matrices(prepared, task.method, plan.pruned, known)
     told = consumer_errors(prepared, plan, task.method, common)

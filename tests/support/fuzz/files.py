@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from safetensors.torch import load as read_tensors
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
 import lbyl
 from lbyl import data
+from lbyl.models import resolve
 from lbyl.models.zoo.weights import load_weights
 from lbyl.statistics.collect import check_complete, check_statistics
 from lbyl.storage import MODEL, PLAN
@@ -271,7 +273,19 @@ def _read_result(name: str, content: bytes, folder: Path) -> None:
         assert fingerprint(model) == before, "a network that could not be loaded was changed"
         raise
     with torch.no_grad():
-        assert model.eval()(example("chain")).shape == (2, 5)
+        got = model.eval()(example("chain"))
+    assert got.shape == (2, 5)
+    assert name == MODEL or torch.equal(got, _chain()), "what is loaded computes something else"
+
+
+@functools.cache
+def _chain() -> Tensor:
+    """What the saved network computes."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (PLAN, MODEL):
+            (Path(folder) / name).write_bytes(saved()[name])
+        with torch.no_grad():
+            return lbyl.load(folder, build("chain", 3)).eval()(example("chain"))
 
 
 def _read_statistics(content: bytes, folder: Path) -> None:
@@ -315,6 +329,99 @@ def _read_images(name: str, content: bytes, folder: Path) -> None:
 
 
 @functools.cache
+def kept_heads() -> tuple[dict[str, bytes], Tensor, Tensor]:
+    """The files of a network that lost heads and rows of a stream, an input and its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, x = Path(folder), torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+        lbyl.save(lbyl.compress(_heads(), x, {"*:heads": 0.5, "mlp": 0.5}, progress=False), out)
+        files = {p.name: p.read_bytes() for p in out.iterdir()}
+        with torch.no_grad():
+            return files, x, lbyl.load(out, _heads())(x)
+
+
+@functools.cache
+def named() -> tuple[dict[str, bytes], Tensor, Tensor]:
+    """The files of a network whose plan says which it is, an input and its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, x = Path(folder), torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        network = resolve("lbyl:digits", "shipped")
+        result = lbyl.compress(network.model, x, 0.5, method="none", progress=False)
+        lbyl.save(result, out)
+        plan = json.loads((out / PLAN).read_text())
+        plan = {key: plan[key] for key in ("version", "units", "tensors", "shapes")}
+        (out / PLAN).write_text(json.dumps({"network": network.describe(), **plan}))
+        files = {p.name: p.read_bytes() for p in out.iterdir()}
+        with torch.no_grad():
+            return files, x, lbyl.load(out)(x)
+
+
+class _Heads(nn.Module):
+    """Attention whose forward reads its number of heads from an attribute, then two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.mlp, self.last = nn.Linear(16, 24), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.last(self.mlp(x + self.o(y)).relu())
+
+
+def _heads() -> nn.Module:
+    torch.manual_seed(0)
+    return _Heads().eval()
+
+
+@st.composite
+def tensors_near(draw: Draw, valid: bytes) -> bytes:
+    """Sound files whose tensors have lost, gained or changed something."""
+    values = read_tensors(valid)
+    for _ in range(draw(st.integers(1, 2))):
+        name = draw(st.sampled_from(sorted(values)))
+        x = values[name]
+        axis = draw(st.integers(0, max(x.dim() - 1, 0)))
+        kind = draw(
+            st.sampled_from(["cut", "grow", "turn", "flat", "type", "drop", "move", "ones"])
+        )
+        if kind == "drop" and len(values) > 1:
+            del values[name]
+        elif kind == "move":
+            values[draw(st.sampled_from(["x", f"{name}.bias", *sorted(values)]))] = x.clone()
+        elif kind == "type":
+            kinds = [torch.int64, torch.bool, torch.complex64, torch.float16, torch.float64]
+            values[name] = x.to(draw(st.sampled_from(kinds)))
+        elif kind == "flat":
+            values[name] = x.flatten()
+        elif x.dim() and kind == "cut":
+            values[name] = x.narrow(axis, 0, draw(st.integers(0, x.shape[axis]))).contiguous()
+        elif x.dim() and kind == "grow":
+            values[name] = torch.cat([x, x], axis)
+        elif kind == "turn":
+            values[name] = x.transpose(0, -1).contiguous() if x.dim() else x[None]
+        else:
+            values[name] = torch.ones_like(x)
+    notes = {"format": "pt"} if draw(st.booleans()) else None
+    return save_tensors(values, notes)
+
+
+def _read_saved(name: str, make: Callable[[], Any], content: bytes, folder: Path) -> None:
+    """Loads to a network that computes what was saved; with other weights, one that runs."""
+    files, x, wanted = make()
+    for other in (PLAN, MODEL):
+        (folder / other).write_bytes(content if other == name else files[other])
+    with torch.no_grad():
+        got = (lbyl.load(folder) if make is named else lbyl.load(folder, _heads()))(x)
+    assert got.shape == wanted.shape, "what is loaded runs otherwise"
+    assert name == MODEL or torch.equal(got, wanted), "what is loaded computes something else"
+
+
+@functools.cache
 def kinds() -> dict[str, Kind]:
     """Every kind of file, by name."""
     files, near = saved(), safetensors_near
@@ -326,6 +433,15 @@ def kinds() -> dict[str, Kind]:
     return {
         "plan.json": Kind(plan, json_near(plan), partial(_read_result, PLAN)),
         "model.safetensors": Kind(model, near(model), partial(_read_result, MODEL)),
+        **{
+            f"{name} of {word}": Kind(
+                make()[0][name],
+                json_near(make()[0][name]) if name == PLAN else tensors_near(make()[0][name]),
+                partial(_read_saved, name, make),
+            )
+            for word, make in (("heads", kept_heads), ("a named network", named))
+            for name in (PLAN, MODEL)
+        },
         "statistics": Kind(statistics, near(statistics), _read_statistics),
         "weights.pth": Kind(weights, damaged(weights), partial(_read_weights, ".pth")),
         "weights.safetensors": Kind(whole, near(whole), partial(_read_weights, ".safetensors")),
