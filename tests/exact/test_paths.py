@@ -182,3 +182,55 @@ def test_layers_elsewhere_that_are_not_reached_pin_nothing() -> None:
             return self.other(x) if other else self.one(x)
 
     assert lbyl.trace(Towers().eval(), torch.randn(2, 8)).names == ["one.a"]
+
+
+class Derived(nn.Module):
+    """A second head that reads something made of the features, not the features themselves."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.conv, self.after = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 7, 3, padding=1)
+        self.out, self.kind = nn.Linear(7, 4), kind
+        columns = {"flattened": 12 * 36, "joined": 12 + 7, "doubled": 24, "half": 6, "square": 144}
+        if kind == "condition":
+            self.other: nn.Module = nn.Linear(3, 24)
+        else:
+            self.other = nn.Sequential(nn.Linear(columns[kind], 5), nn.ReLU(), nn.Linear(5, 2))
+
+    def forward(self, x: Tensor, aside: bool = False) -> Tensor:
+        h = self.conv(x).relu()
+        if aside and self.kind == "condition":
+            scale, shift = self.other(x.mean((2, 3))).chunk(2, 1)
+            h = h * scale[..., None, None] + shift[..., None, None]
+        y = self.after(h).relu()
+        if not aside or self.kind == "condition":
+            return self.out(y.mean((2, 3)))
+        pooled = h.mean((2, 3))
+        read = {
+            "flattened": lambda: h.flatten(1),
+            "joined": lambda: torch.cat([pooled, y.mean((2, 3))], 1),
+            "doubled": lambda: torch.cat([pooled, h.amax((2, 3))], 1),
+            "half": lambda: pooled[:, : pooled.shape[1] // 2],
+            "square": lambda: (pooled[:, :, None] * pooled[:, None]).flatten(1),
+        }
+        return self.other(read[self.kind]())
+
+
+@pytest.mark.parametrize("kind", ["flattened", "joined", "doubled", "half", "square", "condition"])
+def test_a_head_that_reads_what_is_made_of_features_keeps_them(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = Derived(kind).eval(), torch.randn(2, 3, 6, 6)
+    try:
+        result = lbyl.compress(model, x, {"*": 0.5}, method="none")
+    except lbyl.LbylError as error:
+        assert "which the example does not reach" in str(error)
+        return
+    quiet = copy.deepcopy(model)
+    if "after" in result.plan.pruned:
+        gone = torch.ones(7, dtype=torch.bool)
+        gone[result.plan.kept["after"]] = False
+        with torch.no_grad():
+            quiet.out.weight[:, gone] = 0
+    assert "conv" not in result.plan.pruned
+    for aside in (False, True):
+        torch.testing.assert_close(result.model(x, aside), quiet(x, aside))

@@ -77,22 +77,30 @@ def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
     """Pin the channels that a layer could read which no run has reached, as of another task.
 
     Code can only hand it what it sees itself: the values in the code of the innermost module
-    around the layer that has run. Of those the ones of a width that the layer has.
+    around the layer that has run. Of those the ones whose width fits the layer, and all of them
+    where none fits: it would be handed something that is first made of them.
     """
     frames, state = flow.record.frames, tensors(model)
     inside = {name.rpartition(".")[0] for name in silent}
+    entered: set[str] = set()  # modules that no run has entered, by their outermost
+    seen = {frame: _widths(flow, values) for frame, values in frames.items() if silent}
     for name, tensor in state.items():
         owner = name.rpartition(".")[0]
         if name not in silent and (owner not in inside or owner in frames):
             continue
-        lone = owner in frames and sum(size > 1 for size in tensor.shape) < 2
         frame = _frame_around(owner, frames)
-        meets = [v for v in frames[frame] if _has_width(flow, v, tensor.shape)]
-        if not meets:
+        widths = seen[frame]
+        others = set().union(*widths.values())
+        meets = [v for v, own in widths.items() if _fits(own, tensor.shape, others)]
+        vector = sum(size > 1 for size in tensor.shape) < 2
+        if owner in frames and vector:  # as a token in the place of masked ones
+            flow.unreached += [name] * bool(meets)
             continue
-        if lone:  # a vector of a module that has run, as a token in the place of masked ones
-            flow.unreached.append(name)
-            continue
+        outermost = name if owner in frames else _below(frame, owner)
+        if not meets and not vector and outermost not in entered:
+            meets = list(widths)
+        if not vector:
+            entered.add(outermost)
         for value in meets:
             flow.atoms.pin(
                 flow.of(value),
@@ -108,8 +116,34 @@ def _frame_around(module: str, frames: Collection[str]) -> str:
     return module
 
 
-def _has_width(flow: Flow, value: int, sizes: Sequence[int]) -> bool:
-    """Whether a value has channels of a width that is among these sizes."""
-    if value in flow.record.parameters:
-        return False
-    return any(flow.shape(value)[d] in sizes for d in flow.dims(value))
+def _below(frame: str, module: str) -> str:
+    """The part of a module that another, around it, holds itself."""
+    rest = module.removeprefix(f"{frame}.") if frame else module
+    return f"{frame}.{rest.partition('.')[0]}"
+
+
+SPLIT = 4  # parts at most that channels are taken to be split into on the way to a layer
+
+
+def _fits(own: Collection[int], sizes: Sequence[int], others: Collection[int]) -> bool:
+    """Whether a parameter of these sizes could read or join channels that come in these widths.
+
+    As they are, flattened or several times side by side, a part of them, or beside those of
+    another value, which has one of the `others` widths.
+    """
+    read = sizes[1:]
+    return any(
+        any(size % width == 0 or size - width in others for size in sizes)
+        or any(width % size == 0 and width <= SPLIT * size for size in read)
+        for width in own
+    )
+
+
+def _widths(flow: Flow, values: Collection[int]) -> dict[int, set[int]]:
+    """For each value that carries channels the sizes of the dimensions along which it does."""
+    found = {
+        value: {flow.shape(value)[d] for d in flow.dims(value)} - {1}
+        for value in values
+        if value not in flow.record.parameters
+    }
+    return {value: widths for value, widths in found.items() if widths}
