@@ -20,6 +20,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
@@ -28,15 +30,25 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-Outcome = tuple[int, str, str]  # seed, "ok …" or what failed, traceback
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the network of a seed."""
+
+    seed: int
+    failure: str = ""  # empty where every promise is kept
+    trace: str = ""
+    units: int = 0  # pruned
+    elements: tuple[str, ...] = ()  # what was drawn and asked for
+    seconds: float = 0.0  # of a processor
 
 
 def main() -> int:
     options = arguments()
     start = time.perf_counter()
-    outcomes = run(options.first, options.count, options.processes, options.limit)
+    outcomes = run(options)
     report(outcomes, time.perf_counter() - start, options)
-    return int(any(not what.startswith("ok") for _, what, _ in outcomes))
+    return int(any(outcome.failure for outcome in outcomes))
 
 
 def arguments() -> argparse.Namespace:
@@ -47,14 +59,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--first", "--seed", type=int, default=0, help="seed of the first")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=int, default=120, help="seconds for one network")
+    parser.add_argument(
+        "--without", default="", help="groups of unusual parts to leave out: complex,buffers"
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args()
 
 
-def run(first: int, count: int, processes: int, limit: int) -> list[Outcome]:
+def run(options: argparse.Namespace) -> list[Outcome]:
     """Every seed once; a process that dies takes only its network with it."""
     context = multiprocessing.get_context("spawn")
-    seeds = iter(range(first, first + count))
+    seeds = iter(range(options.first, options.first + options.count))
+    without = [group for group in options.without.split(",") if group]
     outcomes: list[Outcome] = []
     busy: dict[Connection, tuple[Any, int]] = {}
 
@@ -69,12 +85,12 @@ def run(first: int, count: int, processes: int, limit: int) -> list[Outcome]:
 
     def begin() -> None:
         here, there = context.Pipe()
-        process = context.Process(target=work, args=(there, limit), daemon=True)
+        process = context.Process(target=work, args=(there, options.limit, without), daemon=True)
         process.start()
         there.close()
         give(here, process)
 
-    for _ in range(min(processes, count)):
+    for _ in range(min(options.processes, options.count)):
         begin()
     while busy:
         for here in wait(list(busy)):
@@ -84,26 +100,25 @@ def run(first: int, count: int, processes: int, limit: int) -> list[Outcome]:
                 outcome = here.recv()
             except EOFError:
                 process.join()
-                outcome = (seed, f"the process died ({process.exitcode})", "")
+                outcome = Outcome(seed, f"the process died ({process.exitcode})")
                 begin()
             else:
                 give(here, process)
             outcomes.append(outcome)
-            tell(outcome, len(outcomes), count)
+            tell(outcome, len(outcomes), options.count)
     return outcomes
 
 
 def tell(outcome: Outcome, done: int, count: int) -> None:
-    seed, what, trace = outcome
-    if not what.startswith("ok"):
-        print(f"seed {seed}: {what}", flush=True)
+    if outcome.failure:
+        print(f"seed {outcome.seed}: {outcome.failure}", flush=True)
         if count == 1:
-            print(trace)
+            print(outcome.trace)
     if done % 500 == 0:
         print(f"{done} of {count}", flush=True)
 
 
-def work(pipe: Connection, limit: int) -> None:
+def work(pipe: Connection, limit: int, without: Sequence[str]) -> None:
     """Networks one after the other, as they are asked for."""
     import torch
 
@@ -115,41 +130,52 @@ def work(pipe: Connection, limit: int) -> None:
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, _too_long)
     while (seed := pipe.recv()) is not None:
-        pipe.send(attempt(seed, limit))
+        pipe.send(attempt(seed, limit, without))
 
 
 def _too_long(number: int, frame: FrameType | None) -> None:
     raise TimeoutError("it takes too long")
 
 
-def attempt(seed: int, limit: int) -> Outcome:
+def attempt(seed: int, limit: int, without: Sequence[str]) -> Outcome:
+    from support.fuzz.architectures import draw
     from support.fuzz.promises import check
 
     alarm = getattr(signal, "alarm", lambda seconds: None)
     alarm(limit)
+    start = time.process_time()
     try:
-        kept = check(seed)
+        kept = check(seed, without)
     except Exception as error:
         line = str(error).strip().splitlines()
-        return seed, f"{type(error).__name__}: {line[0] if line else ''}", traceback.format_exc()
+        what = f"{type(error).__name__}: {line[0] if line else ''}"
+        return Outcome(seed, what, traceback.format_exc(), 0, draw(seed, without).elements)
     finally:
         alarm(0)
-    return seed, f"ok {kept.units} {kept.method}", ""
+    return Outcome(seed, "", "", kept.units, kept.elements, time.process_time() - start)
 
 
 def report(outcomes: list[Outcome], seconds: float, options: argparse.Namespace) -> None:
-    good = [what.split() for _, what, _ in outcomes if what.startswith("ok")]
-    bad = [(seed, what) for seed, what, _ in sorted(outcomes) if not what.startswith("ok")]
-    pruned = [units for _, units, _ in good if units != "0"]
-    methods = Counter(method for _, units, method in good if units != "0")
-    print(f"{len(outcomes)} networks, {len(pruned)} with something to prune, in {seconds:.0f} s")
-    print("restored with " + ", ".join(f"{m} {n}" for m, n in sorted(methods.items())))
+    bad = sorted((o for o in outcomes if o.failure), key=lambda o: o.seed)
+    pruned = [o for o in outcomes if o.units]
+    tried, cut, failed = (
+        Counter(name for o in some for name in o.elements) for some in (outcomes, pruned, bad)
+    )
+    print("element: networks that have it, those of them pruned, those that failed")
+    for name in sorted(tried):
+        print(f"  {name}: {tried[name]}, {cut[name]}, {failed[name]}")
+    used = sum(o.seconds for o in outcomes)
+    print(f"{len(outcomes)} networks, {len(pruned)} of them pruned, in {seconds:.0f} s")
+    print(f"{used:.0f} s of a processor, {used / max(1, len(outcomes)):.3f} s for each network")
     print(f"failures: {len(bad)}")
-    for seed, what in bad:
-        print(f"  python scripts/fuzz.py --count 1 --first {seed}  # {what}")
+    extra = f" --without {options.without}" if options.without else ""
+    for o in bad:
+        print(f"  python scripts/fuzz.py --count 1 --first {o.seed}{extra}  # {o.failure}")
     if options.json:
-        figures = {"networks": len(outcomes), "first": options.first, "pruned": len(pruned)}
-        figures |= {"units": sum(map(int, pruned)), "seconds": round(seconds), "failures": len(bad)}
+        figures: dict[str, Any] = {"networks": len(outcomes), "first": options.first}
+        figures |= {"pruned": len(pruned), "units": sum(o.units for o in outcomes)}
+        figures |= {"seconds": round(seconds), "failures": len(bad)}
+        figures["elements"] = {n: [tried[n], cut[n], failed[n]] for n in sorted(tried)}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from support.fuzz.architectures import draw
+from support.fuzz.architectures import USUAL, draw
 from support.fuzz.parts import PARTS
 from support.fuzz.promises import Broken, check, distance, run, silenced, unchanged
+from support.fuzz.unusual import GROUPS, UNUSUAL
 
 FIRST, NETWORKS, AT_ONCE = 100_000, 200, 20  # seeds that `make fuzz` does not come to
+WITHOUT = ("buffers", "complex", "autograd", "parametrised")
 # A layer that reads some channels of a unit and makes others of it; sizes that fit without data;
 # inputs that never vary.
 ONCE_BROKEN = (4412, 663, 3554)
@@ -21,7 +23,7 @@ def test_random_networks_keep_every_promise(first: int) -> None:
     broken = {}
     for seed in range(first, first + AT_ONCE):
         try:
-            check(seed)
+            check(seed, WITHOUT)
         except Exception as error:  # all of them are told, not only the first
             broken[f"python scripts/fuzz.py --count 1 --first {seed}"] = repr(error)
     assert not broken
@@ -29,14 +31,14 @@ def test_random_networks_keep_every_promise(first: int) -> None:
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)
 def test_a_network_that_was_once_broken_keeps_every_promise(seed: int) -> None:
-    check(seed)
+    check(seed, without=USUAL)
 
 
 def test_a_seed_is_a_network() -> None:
     for seed in (3, 4):
         one, two = draw(seed), draw(seed)
         assert repr(one.model) == repr(two.model)
-        assert all(map(torch.equal, run(one.model, one.inputs), run(two.model, two.inputs)))
+        assert all(map(torch.equal, run(one.model, one.each[0]), run(two.model, two.each[0])))
     assert repr(draw(3).model) != repr(draw(4).model)
 
 
@@ -46,6 +48,17 @@ def test_every_part_is_drawn_somewhere() -> None:
     wanted += " Attention Twice Functional InPlace Gated Selected Broadcast Tokens BatchNorm3d"
     assert not set(wanted.split()) - found
     assert len(PARTS) > 20
+
+
+def test_unusual_parts_are_drawn_and_can_be_left_out() -> None:
+    found = {name for seed in range(150) for name in draw(seed).elements}
+    assert {name.split()[0] for name in found & set(UNUSUAL)} == set(GROUPS)
+    for seed in range(20):
+        some = draw(seed, without={"width", "path"}).elements
+        assert some == tuple(
+            n for n in draw(seed).elements if n.split()[0] not in {"width", "path"}
+        )
+        assert not set(draw(seed, without=USUAL).elements) & set(UNUSUAL)
 
 
 class Wrong(nn.Module):
@@ -76,7 +89,7 @@ def test_silencing_a_channel_changes_what_reads_it() -> None:
     graph = lbyl.trace(drawn.model, drawn.inputs)
     plan = lbyl.Prepared(drawn.model, drawn.inputs, graph).plan({"*": 0.5}, method="none")
     quiet = silenced(drawn.model, graph, plan)
-    assert distance(run(quiet, drawn.inputs), run(drawn.model, drawn.inputs)) > 1e-3
+    assert distance(run(quiet, drawn.each[0]), run(drawn.model, drawn.each[0])) > 1e-3
 
 
 def _parts(seed: int) -> tuple[nn.Module, object]:

@@ -33,8 +33,24 @@ class Size:
         return len(self.space)
 
 
+class Rng(random.Random):
+    """The random numbers of one network; it remembers which elements were drawn with them."""
+
+    drawn: list[str]
+    without: frozenset[str]  # groups of elements that are left out
+    unusual: Callable[[Rng, Size], tuple[str, Drawn] | None]  # what may come behind a part
+
+
+def seeded(seed: object) -> Rng:
+    """Random numbers that draw nothing unusual."""
+    rng = Rng(str(seed)) if not isinstance(seed, int) else Rng(seed)
+    rng.drawn, rng.without = [], frozenset()
+    rng.unusual = lambda rng, size: None
+    return rng
+
+
 Drawn = tuple[nn.Module, Size]
-Part = Callable[[random.Random, Size], "Drawn | None"]
+Part = Callable[[Rng, Size], "Drawn | None"]
 PARTS: dict[str, Part] = {}
 
 
@@ -55,15 +71,22 @@ class Lambda(nn.Module):
         return self.function(x, *self.inner)
 
 
-def chain(rng: random.Random, size: Size, length: int, names: Sequence[str] = ()) -> Drawn:
+def chain(rng: Rng, size: Size, length: int, names: Sequence[str] = ()) -> Drawn:
     """Some parts one after the other."""
     modules: list[nn.Module] = []
-    while len(modules) < length:
-        drawn = PARTS[rng.choice(list(names) or list(PARTS))](rng, size)
-        if drawn is None or not _fits(drawn[1]):
-            continue
+    for _ in range(length):
+        drawn = None
+        while drawn is None or not _fits(drawn[1]):
+            name = rng.choice(list(names) or list(PARTS))
+            drawn = PARTS[name](rng, size)
+        rng.drawn.append(name)
         modules.append(drawn[0])
         size = drawn[1]
+        more = rng.unusual(rng, size)
+        if more is not None and _fits(more[1][1]):
+            rng.drawn.append(more[0])
+            modules.append(more[1][0])
+            size = more[1][1]
     return nn.Sequential(*modules), size
 
 
@@ -74,7 +97,7 @@ def _fits(size: Size) -> bool:
 SIMPLE = ("layer", "depthwise", "functional", "activation", "normalised")
 
 
-def branch(rng: random.Random, size: Size, out: int | None = None) -> nn.Module:
+def branch(rng: Rng, size: Size, out: int | None = None) -> nn.Module:
     """A short way beside another: the same space, and `out` channels."""
     modules: list[nn.Module] = []
     width = size.channels
@@ -88,7 +111,7 @@ def branch(rng: random.Random, size: Size, out: int | None = None) -> nn.Module:
 
 
 def convolution(
-    rng: random.Random, dims: int, before: int, after: int, kernel: int = 1, **options: Any
+    rng: Rng, dims: int, before: int, after: int, kernel: int = 1, **options: Any
 ) -> nn.Module:
     """A convolution that keeps the space unless `options` say otherwise; linear without space."""
     bias = rng.random() < 0.5
@@ -100,7 +123,7 @@ def convolution(
     return kind(before, after, kernel, **options)
 
 
-def norm(rng: random.Random, dims: int, channels: int) -> nn.Module:
+def norm(rng: Rng, dims: int, channels: int) -> nn.Module:
     """A normalisation that any width and space take."""
     batch: Any = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims]
     groups = rng.choice([g for g in range(1, channels + 1) if channels % g == 0])
@@ -136,7 +159,7 @@ ACTIVATIONS: tuple[Callable[[int], nn.Module], ...] = (
 )
 
 
-def activation_module(rng: random.Random, channels: int) -> nn.Module:
+def activation_module(rng: Rng, channels: int) -> nn.Module:
     return rng.choice(ACTIVATIONS)(channels)
 
 
@@ -164,7 +187,7 @@ class Tokens(nn.Module):
 
 
 @part
-def layer(rng: random.Random, size: Size) -> Drawn:
+def layer(rng: Rng, size: Size) -> Drawn:
     """A convolution with or without normalisation and activation, the most usual part."""
     after, kernel = rng.choice(WIDTHS), rng.choice((1, 3))
     options: dict[str, Any] = {}
@@ -185,7 +208,7 @@ PARTS["layer again"] = PARTS["and again"] = layer  # what most networks are made
 
 
 @part
-def grouped(rng: random.Random, size: Size) -> Drawn | None:
+def grouped(rng: Rng, size: Size) -> Drawn | None:
     """A convolution in groups."""
     groups = [g for g in (2, 3, 4) if size.channels % g == 0]
     if not size.dims or not groups:
@@ -197,7 +220,7 @@ def grouped(rng: random.Random, size: Size) -> Drawn | None:
 
 
 @part
-def depthwise(rng: random.Random, size: Size) -> Drawn | None:
+def depthwise(rng: Rng, size: Size) -> Drawn | None:
     """An inverted bottleneck: wider, by channel, and narrower."""
     if not size.dims:
         return None
@@ -214,7 +237,7 @@ def depthwise(rng: random.Random, size: Size) -> Drawn | None:
 
 
 @part
-def transposed(rng: random.Random, size: Size) -> Drawn | None:
+def transposed(rng: Rng, size: Size) -> Drawn | None:
     if not size.dims:
         return None
     kind: Any = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[size.dims - 1]
@@ -227,7 +250,7 @@ def transposed(rng: random.Random, size: Size) -> Drawn | None:
 
 
 @part
-def pooling(rng: random.Random, size: Size) -> Drawn | None:
+def pooling(rng: Rng, size: Size) -> Drawn | None:
     if not size.dims or min(size.space) < 4:
         return None
     d = size.dims - 1
@@ -240,19 +263,19 @@ def pooling(rng: random.Random, size: Size) -> Drawn | None:
 
 
 @part
-def activation(rng: random.Random, size: Size) -> Drawn:
+def activation(rng: Rng, size: Size) -> Drawn:
     modules = [activation_module(rng, size.channels)]
     modules += [nn.Dropout(0.2)] if rng.random() < 0.3 else []
     return nn.Sequential(*modules), size
 
 
 @part
-def normalised(rng: random.Random, size: Size) -> Drawn:
+def normalised(rng: Rng, size: Size) -> Drawn:
     return norm(rng, size.dims, size.channels), size
 
 
 @part
-def residual(rng: random.Random, size: Size) -> Drawn:
+def residual(rng: Rng, size: Size) -> Drawn:
     """A sum, difference, product or maximum of two ways, also in place."""
     ways = [branch(rng, size)]
     if rng.random() < 0.4:
@@ -275,7 +298,7 @@ def residual(rng: random.Random, size: Size) -> Drawn:
 class Broadcast(nn.Module):
     """A map with something smaller added or multiplied: a summary, a parameter, a buffer."""
 
-    def __init__(self, rng: random.Random, size: Size) -> None:
+    def __init__(self, rng: Rng, size: Size) -> None:
         super().__init__()
         self.space = list(range(2, 2 + size.dims))
         self.kind = rng.choice(("add", "excite", "offset", "scale", "buffer", "position", "mean"))
@@ -303,12 +326,12 @@ class Broadcast(nn.Module):
 
 
 @part
-def broadcast(rng: random.Random, size: Size) -> Drawn:
+def broadcast(rng: Rng, size: Size) -> Drawn:
     return Broadcast(rng, size), size
 
 
 @part
-def concatenated(rng: random.Random, size: Size) -> Drawn | None:
+def concatenated(rng: Rng, size: Size) -> Drawn | None:
     """Ways side by side, perhaps with what went in."""
     widths = [rng.choice((3, 4, 5)) for _ in range(rng.randint(1, 3))]
     whole = rng.random() < 0.5
@@ -323,7 +346,7 @@ def concatenated(rng: random.Random, size: Size) -> Drawn | None:
 
 
 @part
-def split(rng: random.Random, size: Size) -> Drawn | None:
+def split(rng: Rng, size: Size) -> Drawn | None:
     """A part of the channels goes its own way, and both are put together again."""
     if size.channels % 2 or size.channels < 4:
         return None
@@ -352,7 +375,7 @@ def shuffle(x: Tensor, groups: int) -> Tensor:
 
 
 @part
-def shuffled(rng: random.Random, size: Size) -> Drawn | None:
+def shuffled(rng: Rng, size: Size) -> Drawn | None:
     groups = [g for g in (2, 3, 4) if size.channels % g == 0]
     if not groups:
         return None
@@ -361,7 +384,7 @@ def shuffled(rng: random.Random, size: Size) -> Drawn | None:
 
 
 @part
-def reordered(rng: random.Random, size: Size) -> Drawn:
+def reordered(rng: Rng, size: Size) -> Drawn:
     """Channels taken by number: some of them, in another order, or twice."""
     c = size.channels
     kind = rng.choice(("slice", "flip", "index", "repeat", "roll"))
@@ -392,7 +415,7 @@ class Selected(nn.Module):
 
 
 @part
-def spatial(rng: random.Random, size: Size) -> Drawn | None:
+def spatial(rng: Rng, size: Size) -> Drawn | None:
     """What moves positions and leaves channels alone."""
     if not size.dims:
         return None
@@ -423,7 +446,7 @@ class Attention(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, rng: random.Random, channels: int, length: int) -> None:
+    def __init__(self, rng: Rng, channels: int, length: int) -> None:
         super().__init__()
         self.heads = rng.choice((1, 2))
         self.width = self.heads * rng.choice((2, 4))
@@ -463,7 +486,7 @@ class Heads(nn.Module):
 
 
 @part
-def attention(rng: random.Random, size: Size) -> Drawn | None:
+def attention(rng: Rng, size: Size) -> Drawn | None:
     if not size.dims or size.channels % 2:
         return None
     length = math.prod(size.space)
@@ -473,7 +496,7 @@ def attention(rng: random.Random, size: Size) -> Drawn | None:
 
 
 @part
-def feed_forward(rng: random.Random, size: Size) -> Drawn | None:
+def feed_forward(rng: Rng, size: Size) -> Drawn | None:
     """The MLP of a transformer, channels last."""
     if not size.dims:
         return None
@@ -488,7 +511,7 @@ def feed_forward(rng: random.Random, size: Size) -> Drawn | None:
 class Recurrent(nn.Module):
     """A recurrent layer along all positions."""
 
-    def __init__(self, rng: random.Random, channels: int, hidden: int) -> None:
+    def __init__(self, rng: Rng, channels: int, hidden: int) -> None:
         super().__init__()
         kind: Any = rng.choice((nn.LSTM, nn.GRU, nn.RNN))
         two = rng.random() < 0.3
@@ -499,7 +522,7 @@ class Recurrent(nn.Module):
 
 
 @part
-def recurrent(rng: random.Random, size: Size) -> Drawn | None:
+def recurrent(rng: Rng, size: Size) -> Drawn | None:
     if not size.dims or math.prod(size.space) > 12:  # each step is followed on its own
         return None
     hidden = rng.choice((4, 6, 8))
@@ -510,7 +533,7 @@ def recurrent(rng: random.Random, size: Size) -> Drawn | None:
 class Gated(nn.Module):
     """One half of the channels, or a second layer, gates the other."""
 
-    def __init__(self, rng: random.Random, size: Size, after: int) -> None:
+    def __init__(self, rng: Rng, size: Size, after: int) -> None:
         super().__init__()
         self.kind = rng.choice(("glu", "chunk", "two"))
         wide = after if self.kind == "two" else 2 * after
@@ -529,7 +552,7 @@ class Gated(nn.Module):
 
 
 @part
-def gated(rng: random.Random, size: Size) -> Drawn:
+def gated(rng: Rng, size: Size) -> Drawn:
     after = rng.choice((4, 6, 8))
     return Gated(rng, size, after), replace(size, channels=after)
 
@@ -537,7 +560,7 @@ def gated(rng: random.Random, size: Size) -> Drawn:
 class Twice(nn.Module):
     """One layer that runs twice, with activations between, or with its weight tied to another."""
 
-    def __init__(self, rng: random.Random, size: Size, tied: bool) -> None:
+    def __init__(self, rng: Rng, size: Size, tied: bool) -> None:
         super().__init__()
         inner = rng.choice(WIDTHS)
         self.into = convolution(rng, size.dims, size.channels, inner)
@@ -562,19 +585,19 @@ def _sizes_of(module: nn.Module) -> tuple[Any, ...]:
 
 
 @part
-def shared(rng: random.Random, size: Size) -> Drawn:
+def shared(rng: Rng, size: Size) -> Drawn:
     return Twice(rng, size, tied=False), size
 
 
 @part
-def tied(rng: random.Random, size: Size) -> Drawn:
+def tied(rng: Rng, size: Size) -> Drawn:
     return Twice(rng, size, tied=True), size
 
 
 class Functional(nn.Module):
     """Layers as calls on parameters of the module's own, the bias within the call or behind it."""
 
-    def __init__(self, rng: random.Random, size: Size, after: int) -> None:
+    def __init__(self, rng: Rng, size: Size, after: int) -> None:
         super().__init__()
         self.kind = rng.choice(("within", "behind", "matmul", "addmm", "conv", "keywords"))
         if self.kind in ("conv", "addmm") and not size.dims:
@@ -606,7 +629,7 @@ class Functional(nn.Module):
 
 
 @part
-def functional(rng: random.Random, size: Size) -> Drawn:
+def functional(rng: Rng, size: Size) -> Drawn:
     after = rng.choice(WIDTHS)
     return Functional(rng, size, after), replace(size, channels=after)
 
@@ -616,7 +639,7 @@ class InPlace(nn.Module):
 
     factor: Tensor
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: Rng) -> None:
         super().__init__()
         self.kind = rng.choice(("relu", "scale", "add", "write", "clamp", "part"))
         self.register_buffer("factor", torch.tensor(0.7))
@@ -641,14 +664,14 @@ class InPlace(nn.Module):
 
 
 @part
-def in_place(rng: random.Random, size: Size) -> Drawn:
+def in_place(rng: Rng, size: Size) -> Drawn:
     return InPlace(rng), size
 
 
 class Remembering(nn.Module):
     """Keeps what it saw on itself, as visualisers and reversible normalisations do."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: Rng) -> None:
         super().__init__()
         self.seen: Tensor | None = None
         self.unused = nn.Parameter(torch.zeros(3))
@@ -659,12 +682,12 @@ class Remembering(nn.Module):
 
 
 @part
-def remembering(rng: random.Random, size: Size) -> Drawn | None:
+def remembering(rng: Rng, size: Size) -> Drawn | None:
     return (Remembering(rng), size) if rng.random() < 0.3 else None
 
 
 @part
-def parametrised(rng: random.Random, size: Size) -> Drawn:
+def parametrised(rng: Rng, size: Size) -> Drawn:
     """A layer whose weight is computed from others."""
     from torch.nn.utils.parametrizations import weight_norm
 
@@ -674,7 +697,7 @@ def parametrised(rng: random.Random, size: Size) -> Drawn:
 
 
 @part
-def summarised(rng: random.Random, size: Size) -> Drawn:
+def summarised(rng: Rng, size: Size) -> Drawn:
     """What reads all channels at once: softmax, norms, sorting."""
     kinds: list[Callable[[Tensor], Tensor]] = [
         lambda x: x.softmax(1),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import lbyl
 from lbyl.graph.unit import Graph
 from lbyl.planning.plan import Plan
 from lbyl.restoring.rewrite import restore
+from lbyl.surgery.cut import copy_model
 from lbyl.surgery.indices import kept_along, kept_indices, kept_mask
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.run import call_model
@@ -44,32 +44,82 @@ class Kept:
 
     units: int
     method: str | None = None  # None where nothing can be pruned
+    elements: tuple[str, ...] = ()  # what was drawn, and what was asked for
 
 
-def check(seed: int) -> Kept:
+# What a caller is told instead of a smaller network, and rightly so.
+SAID = ("nothing in this model can be pruned", "cannot be met by pruning alone")
+SAID += ("cannot be met: the closest network",)
+
+
+def check(seed: int, without: Collection[str] = ()) -> Kept:
     """Every promise on the network of this seed; raises `Broken`, or what the library raises."""
-    rng = random.Random(f"promises {seed}")
-    drawn = draw(seed)
+    rng, asked = random.Random(f"promises {seed}"), random.Random(f"asked {seed}")
+    drawn = draw(seed, without)
     model = drawn.model
     _mark(seed, model)
-    with unchanged(model):
-        graph = lbyl.trace(model, drawn.inputs, residual=rng.random() < 0.4)
+    residual = rng.random() < 0.4
+    elements = [*drawn.elements, *["asked residual"] * residual]
+    include = _included(asked, elements)
+    with unchanged(model, attributes="buffers" not in without):
+        graph = _traced(drawn, residual, include)
         if not graph.units:
             _require(bool(graph.unprunable), "a reason for every layer: there is none")
-            return Kept(0)
+            return Kept(0, None, tuple(elements))
         prepared = lbyl.Prepared(model, drawn.inputs, graph, IMAGES)
         options: dict[str, Any] = {"method": rng.choice(lbyl.methods.names())}
         method = lbyl.methods.resolve(options["method"])
         if not method.chooses:
             options["criterion"] = rng.choice(["l1", "l2", "l2-gm", "random"])
-        restored = prepared.compress({"*": rng.choice(RATIOS)}, **options)
-        cut = restore(model, graph, restored.plan, NONE, None).model
-    _check_identity(drawn, graph)
-    _check_silenced(drawn, graph, restored.plan, cut)
+        amount, name = _amount(asked, {"*": rng.choice(RATIOS)})
+        elements += [name, f"method {method.name}"]
+        try:
+            restored = prepared.compress(amount, **options)
+        except lbyl.LbylError as error:
+            if not any(said in str(error) for said in SAID):
+                raise
+            return Kept(0, None, (*elements, "said that it cannot be done"))
+        graph = restored.graph
+        apart = prepared.model  # with experts that are layers of their own
+        cut = restore(apart, graph, restored.plan, NONE, None).model
+    _check_identity(apart, drawn, graph)
+    _check_silenced(apart, drawn, restored, cut)
     _check_sizes(restored)
+    _check_budget(model, restored, amount)
     _check_restored(drawn, prepared, restored, method)
-    _check_reloads(drawn, restored, seed)
-    return Kept(len(graph.units), method.name)
+    _check_reloads(drawn, restored, seed, without)
+    return Kept(len(restored.plan.pruned), method.name, tuple(elements))
+
+
+def _traced(drawn: Drawn, residual: bool, include: list[str]) -> Graph:
+    try:
+        return lbyl.trace(drawn.model, drawn.inputs, residual=residual, include=include)
+    except lbyl.LbylError as error:
+        if "fits no attention" not in str(error):
+            raise
+        return lbyl.trace(drawn.model, drawn.inputs, residual=residual)
+
+
+def _included(rng: random.Random, elements: list[str]) -> list[str]:
+    """Patterns of units: attention's own too where there are some."""
+    attention = any(name.split()[0] in ("attention", "rotary") for name in elements)
+    kind = rng.choice(("heads", "qk", "v", "queries"))
+    if not attention or rng.random() < 0.4:
+        return ["*"]
+    elements.append(f"asked {kind}")
+    return ["*", f"*:{kind}"]
+
+
+def _amount(rng: random.Random, ratios: dict[str, float]) -> tuple[Any, str]:
+    """What is asked for, and its name: mostly a ratio for every unit, taken literally."""
+    kind = rng.choices(("every unit", "ratio", "parameters", "macs"), (6, 1, 2, 1))[0]
+    fraction = rng.choice((0.4, 0.6, 0.8))
+    amounts: dict[str, Any] = {"every unit": ratios, "ratio": ratios["*"]}
+    if kind == "parameters":
+        amounts[kind] = lbyl.Budget(params=fraction)
+    elif kind == "macs":
+        amounts[kind] = lbyl.Budget(macs=fraction)
+    return amounts[kind], f"asked {kind}"
 
 
 def _require(holds: bool, what: str) -> None:
@@ -93,19 +143,47 @@ def _look(module: nn.Module, args: Any, out: Any) -> None:
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module, attributes: bool = True) -> Iterator[None]:
     """The model, the random states and torch's settings are the same afterwards."""
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
-    before, around = fingerprint(model), surroundings()
+
+    def look() -> dict[str, object]:
+        return {**fingerprint(model), **(remembered(model) if attributes else {})}
+
+    before, around = look(), surroundings()
     yield
-    after = fingerprint(model)
+    after = look()
     changed = [name for name in before if before[name] != after.get(name)]
     changed += [name for name in after if name not in before]
     _require(not changed, f"the given model is unchanged: {', '.join(changed[:3])} is not")
     moved = [name for name, value in surroundings().items() if value != around[name]]
     _require(not moved, f"random states and settings are unchanged: {', '.join(moved)} is not")
+
+
+def remembered(model: nn.Module) -> dict[str, object]:
+    """What modules keep besides their state: unsaved buffers, tensors, lists, numbers."""
+    own = set(vars(nn.Module())) | {"inner", "function", "spelling"}
+    found: dict[str, object] = {}
+    for name, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            found[f"buffer {name}.{key}"] = _bits(buffer)
+        for key, value in vars(module).items():
+            if key not in own:
+                found[f"attribute {name}.{key}"] = _bits(value)
+    return found
+
+
+def _bits(value: Any) -> object:
+    """What a value is made of, to compare by equality; other objects by which they are."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape), value.detach().cpu().contiguous().numpy().tobytes()
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_bits, value))
+    if isinstance(value, dict):
+        return tuple((key, _bits(item)) for key, item in value.items())
+    return value if isinstance(value, (int, float, complex, str, type(None))) else id(value)
 
 
 def surroundings() -> dict[str, Any]:
@@ -127,36 +205,75 @@ def surroundings() -> dict[str, Any]:
 def run(model: nn.Module, inputs: Any) -> list[Tensor]:
     """Outputs in evaluation mode, whatever mode the model is in; it is not changed."""
     with torch.no_grad():
-        return flat(call_model(copy.deepcopy(model).eval(), copy.deepcopy(inputs)))
+        return flat(call_model(copy_model(model).eval(), inputs))
 
 
-def _check_identity(drawn: Drawn, graph: Graph) -> None:
+def outputs(model: nn.Module, drawn: Drawn) -> list[Tensor]:
+    """Outputs for each of the example inputs."""
+    return [x for each in drawn.each for x in run(model, each)]
+
+
+def _check_identity(apart: nn.Module, drawn: Drawn, graph: Graph) -> None:
     sizes = {unit.name: unit.channels for unit in graph}
     plan = Plan({name: torch.arange(size) for name, size in sizes.items()}, sizes)
-    whole = restore(drawn.model, graph, plan, NONE, None).model
-    before, after = run(drawn.model, drawn.inputs), run(whole, drawn.inputs)
+    whole = restore(apart, graph, plan, NONE, None).model
+    before, after = outputs(apart, drawn), outputs(whole, drawn)
     same = len(before) == len(after) and all(map(torch.equal, before, after))
     _require(same, "ratio 0 is the identity: the outputs differ")
 
 
 def silenced(model: nn.Module, graph: Graph, plan: Plan) -> nn.Module:
-    """The original in which no consumer hears a pruned channel: those columns are zero."""
-    quiet = copy.deepcopy(model)
+    """The original in which no consumer hears a pruned channel: those columns are zero.
+
+    Of attention nothing is made in pruned channels either: those rows are zero.
+    """
+    quiet = copy_model(model)
     state, mask = tensors(quiet), kept_mask(graph, plan.kept)
+    heard = {unit.name for unit in graph.units if unit.attention is not None}
+    unmade = kept_mask(graph, {name: kept for name, kept in plan.kept.items() if name in heard})
+    read = {(c.weight, c.axis) for c in graph.consumers.values()}
     with torch.no_grad():
-        for consumer in graph.consumers.values():
-            pruned = torch.nonzero(~kept_along(consumer.channel, mask)).reshape(-1)
-            state[consumer.weight].index_fill_(consumer.axis, pruned, 0)
+        for (name, axis), channel in graph.axes.items():
+            left = kept_along(channel, mask if (name, axis) in read else unmade)
+            pruned = torch.nonzero(~left).reshape(-1)
+            if len(pruned):
+                state[name].index_fill_(axis, pruned, 0)
     return quiet
 
 
-def _check_silenced(drawn: Drawn, graph: Graph, plan: Plan, cut: nn.Module) -> None:
+def _check_silenced(apart: nn.Module, drawn: Drawn, result: lbyl.Result, cut: nn.Module) -> None:
+    """On the example inputs, and on others: smaller, of another sign, of other paths."""
+    graph, plan = result.graph, result.plan
     indices = kept_indices(graph, plan.kept)
     if any((norm.weight, 0) in indices for norm in graph.channel_norms):
         return  # a norm over fewer channels is right to first order only
-    quiet = silenced(drawn.model, graph, plan)
-    off = distance(run(quiet, drawn.inputs), run(cut, drawn.inputs))
-    _require(off < EXACT, f"method none equals silencing: it is off by {off:.1e}")
+    quiet = silenced(apart, graph, plan)
+    for each in drawn.each:
+        off = distance(run(quiet, each), run(cut, each))
+        _require(off < EXACT, f"method none equals silencing: it is off by {off:.1e}")
+    told = any("do not reach it" in line for line in result.fallbacks)
+    for other in () if told else drawn.others:
+        try:
+            reference = run(quiet, other)
+        except Exception:  # the network does not take these
+            continue
+        try:
+            off = distance(reference, run(cut, other))
+        except Exception as error:
+            raise Broken(f"other inputs run as they did: {error}") from error
+        _require(off < EXACT, f"other inputs equal silencing: off by {off:.1e}")
+
+
+def _check_budget(model: nn.Module, result: lbyl.Result, amount: Any) -> None:
+    """What is returned is within what was asked for, counted on the networks themselves."""
+    if not isinstance(amount, lbyl.Budget):
+        return
+    before, after = (sum(p.numel() for p in m.parameters()) for m in (model, result.model))
+    if amount.params is not None:
+        _require(after <= amount.params * before, f"{after} parameters are within the budget")
+    if amount.macs is not None:
+        within = result.after.macs <= amount.macs * result.before.macs
+        _require(within, f"{result.after.macs} multiplications are within the budget")
 
 
 def _check_sizes(result: lbyl.Result) -> None:
@@ -164,6 +281,8 @@ def _check_sizes(result: lbyl.Result) -> None:
     graph, state = result.graph, tensors(result.model)
     mask = kept_mask(graph, result.plan.kept)
     for (name, axis), channel in graph.axes.items():
+        if name not in state:
+            continue  # of an expert: all of them are one tensor again
         left = int(kept_along(channel, mask).sum())
         _require(state[name].shape[axis] == left, f"{name} has {left} of {len(channel)} left")
     counted = sum(p.numel() for p in result.model.parameters())
@@ -183,15 +302,15 @@ def _check_restored(
         original = tensors(drawn.model).get(name)
         if original is None or bool(original.isfinite().all()):
             _require(bool(value.isfinite().all()), f"{called} writes what is finite: {name} is not")
-    before, after = run(drawn.model, drawn.inputs), run(restored.model, drawn.inputs)
+    before, after = outputs(drawn.model, drawn), outputs(restored.model, drawn)
     shapes = [x.shape for x in before] == [x.shape for x in after]
     _require(shapes, f"{called} gives outputs of the same shapes")
     if not method.needs_statistics:
         return  # it does not go by statistics that it could be measured on
     graph, plan, statistics = prepared.graph, restored.plan, prepared.statistics(method.source)
     with noting():
-        nothing = restore(drawn.model, graph, plan, NONE, statistics)
-        something = restore(drawn.model, graph, plan, method, statistics)
+        nothing = restore(prepared.model, graph, plan, NONE, statistics)
+        something = restore(prepared.model, graph, plan, method, statistics)
     for name, written in something.consumers.items():
         error, bare = written.error, nothing.consumers[name].error
         if error is not None and bare is not None:
@@ -200,9 +319,9 @@ def _check_restored(
             _require(better, f"{called} is no worse than nothing on its statistics: {told}")
 
 
-def _check_reloads(drawn: Drawn, result: lbyl.Result, seed: int) -> None:
+def _check_reloads(drawn: Drawn, result: lbyl.Result, seed: int, without: Collection[str]) -> None:
     """Saved and loaded into the network of the same seed with other weights: the same bits."""
-    fresh = reset(draw(seed).model, seed + 1)
+    fresh = reset(draw(seed, without).model, seed + 1)
     _mark(seed, fresh)  # torch picks its kernels by these flags, too
     directory = Path(tempfile.mkdtemp(prefix="lbyl-fuzz-"))
     try:
@@ -210,6 +329,6 @@ def _check_reloads(drawn: Drawn, result: lbyl.Result, seed: int) -> None:
         lbyl.load(directory / "out", fresh)
     finally:
         shutil.rmtree(directory)
-    before, after = run(result.model, drawn.inputs), run(fresh, drawn.inputs)
+    before, after = outputs(result.model, drawn), outputs(fresh, drawn)
     same = len(before) == len(after) and all(map(torch.equal, before, after))
     _require(same, "save and load give the same bits: the outputs differ")
