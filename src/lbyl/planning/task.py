@@ -114,8 +114,10 @@ def make_plan(
         unit = weights.pop(name)  # so that what it reads in float64 is freed before the next
         if count == unit.unit.channels:
             kept = torch.arange(count)
-        elif criterion is None:
+        elif criterion is None and unit.unit.consumers:
             kept = method.select(unit, count)
+        elif criterion is None:  # queries and keys: methods choose by what layers read
+            kept = criteria.resolve(DEFAULT_CRITERION).select(unit, count, statistics)
         else:
             kept = criterion.select(unit, count, statistics)
         if name in graph.parts:

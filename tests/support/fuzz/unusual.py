@@ -92,7 +92,9 @@ class Decides(nn.Module):
             ),
             "hidden": lambda: self.own["deep"](h),
         }
-        return made[self.kind]()
+        out = made[self.kind]()
+        # Channels stay what they are without the layer: no single run could tell it otherwise.
+        return out if self.kind in ("either", "skipped", "flattened", "vector", "gate") else h + out
 
 
 DECIDING = ("either", "once more", "skipped", "norms", "flattened", "beside itself", "half")
