@@ -61,7 +61,7 @@ def _logit_views(weights: UnitWeights, statistics: Statistics) -> list[GroupView
     channel = unit.local(graph.axes[facts.query_weight, axis])[facts.query]
     views = []
     for head, row in enumerate(channel):
-        count, features = pairs.shape[1], pairs.shape[2]
+        count, features = pairs.shape[1], min(pairs.shape[2], 2)
         if facts.plain and features == 1:  # independent queries and keys: E[q_i q_j] E[k_i k_j]
             order = pairs[head, :, 0]
             gram = (moments.query[head] * moments.key[head])[order][:, order]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Graph, Unit
-from lbyl.statistics.products import ProductMoments, pairs_of
+from lbyl.statistics.products import ProductMoments, are_pairs, pairs_of
 from lbyl.statistics.solve import RIDGE, solve_ridge
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.tensors import is_finite
@@ -45,7 +45,7 @@ def rewritten_products(
     missed = total = 0.0
     flags = torch.zeros(unit.channels, dtype=torch.bool)
     flags[kept] = True
-    pairs = pairs_of(graph, unit)  # (heads, channels, 1 or 2)
+    pairs = pairs_of(graph, unit)  # (heads, channels, most places)
     axis = producers[facts.query_weight].axis
     channel = unit.local(graph.axes[facts.query_weight, axis])[facts.query]
     done: set[int] = set()
@@ -71,7 +71,7 @@ def rewritten_products(
             error, whole = _gains(
                 moments.gram[head].double(),
                 here,
-                facts.query[head][pairs[head]],
+                torch.where(pairs[head] < 0, -1, facts.query[head][pairs[head]]),
                 [new[n] for n in both(facts.query_weight)],
             )
         missed, total = missed + error, total + whole
@@ -98,17 +98,17 @@ def _gains(gram: Tensor, kept: Tensor, rows: Tensor, tensors: list[Tensor]) -> t
     right = target[features] - inside @ straight
     found = straight + solve_ridge(right[None], inside, RIDGE)[0]
     error = whole - 2 * float(found @ target[features]) + float(found @ inside @ found)
-    places = rows[kept]  # (kept, 1 or 2)
+    places = rows[kept]  # (kept, most places), −1 where there are fewer
+    there, twofold = places >= 0, are_pairs(places)
+    factors = found[:count].cpu()[:, None].expand_as(places)[there]
     for x in tensors:
-        factor = found[:count].to(x).reshape(-1, *[1] * (x.dim() - 1))
-        first = x[places[:, 0]].clone()
-        if places.shape[1] == 1:
-            x[places[:, 0]] = factor * first
-            continue
-        turn = found[count:].to(x).reshape(-1, *[1] * (x.dim() - 1))
-        second = x[places[:, 1]].clone()
-        x[places[:, 0]] = factor * first - turn * second
-        x[places[:, 1]] = factor * second + turn * first
+        before, shape = x.clone(), (-1, *[1] * (x.dim() - 1))
+        x[places[there]] *= factors.to(x).reshape(shape)
+        if bool(twofold.any()):
+            first, second = places[twofold][:, :2].unbind(1)
+            turn = found[count:].cpu()[twofold].to(x).reshape(shape)
+            x[first] -= turn * before[second]
+            x[second] += turn * before[first]
     return max(error, 0.0), max(whole, 1e-300)
 
 

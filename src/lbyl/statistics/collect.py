@@ -219,7 +219,7 @@ class Collector(Watch):
             return
         kernel = name == "scaled_dot_product_attention"
         shape = torch.Size((pair[0].shape[2], pair[1].shape[2]))
-        mask = allowed_keys(args, kwargs, shape) if kernel else None
+        mask = allowed_keys(args, kwargs, shape, heads) if kernel else None
         scale = kwargs.get("scale") or width**-0.5
         sums.add(*pair, mask, scale if kernel else width**-0.5, self.generator)
 

@@ -22,7 +22,14 @@ from lbyl.torchkit.processes import gathered
 QUERIES = 32  # of each sequence that are looked at, at places of its own
 SEQUENCES = 32  # whose products are looked at; more change nothing
 AT_ONCE = 1 << 24  # products in memory; no result depends on it
-FUNCTIONS = ("scaled_dot_product_attention", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+OPERANDS = {  # by position; the last two are multiplied
+    "scaled_dot_product_attention": ("query", "key"),
+    "matmul": ("input", "other"),
+    "__matmul__": ("input", "other"),
+    "bmm": ("input", "mat2"),
+    "baddbmm": ("input", "batch1", "batch2"),
+}
+FUNCTIONS = (*OPERANDS, "einsum")
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,8 @@ class ProductMoments:
     """Of one attention, by head.
 
     `gram` (heads, features, features) are second moments of what channels add to a logit, centred
-    over keys. A channel of one index has one feature; one of two indices, as rotary embeddings
-    make them, has two: the products of the pair, and those with one of the pair turned by 90°.
+    over keys. Channels of one index have one feature. Where rotary embeddings make pairs of indices
+    each has two: its products, and those with one of the pair turned by 90°, 0 where it is none.
     `query` and `key` (heads, channels, channels) are second moments of queries and covariances of
     keys.
     """
@@ -47,22 +54,24 @@ class ProductMoments:
 
 
 def pairs_of(graph: Graph, unit: Unit) -> Tensor:
-    """(heads, channels of a block, 1 or 2): the places in a head that form each channel.
+    """(heads, channels of a block, most places): the places in a head that form each channel.
 
-    Only the first is given where a channel has more than two.
+    Rotary embeddings make pairs of places, of all or, with single ones beside them, of some. A
+    channel of fewer places than others has −1 in the rest.
     """
     facts = unit.attention
     assert facts is not None
     axis = next(p.axis for p in unit.producers if p.weight == facts.query_weight)
     channel = unit.local(graph.axes[facts.query_weight, axis])[facts.query]  # (heads, places)
-    made = []
-    for row in channel:
-        order = torch.argsort(row, stable=True)
-        counts = torch.unique(row, return_counts=True)[1]
-        width = int(counts[0])
-        places = order.reshape(-1, width) if bool((counts == width).all()) else order[:, None]
-        made.append(places if width <= 2 else places[:, :1])
-    return torch.stack(made)
+    made = [[torch.nonzero(row == c).reshape(-1) for c in torch.unique(row)] for row in channel]
+    flat = [places for head in made for places in head]
+    padded = torch.nn.utils.rnn.pad_sequence(flat, batch_first=True, padding_value=-1)
+    return padded.unflatten(0, (len(channel), -1))
+
+
+def are_pairs(places: Tensor) -> Tensor:
+    """Whether channels, given by their places (…, most places), have two of them."""
+    return (places >= 0).sum(-1) == 2
 
 
 def query_and_key(
@@ -71,10 +80,9 @@ def query_and_key(
     """Queries (batch, heads, length, channels) and keys of a product; None where it is another."""
     q: Any
     k: Any
-    if name == "scaled_dot_product_attention":
-        q, k = (args[i] if len(args) > i else kwargs.get(n) for i, n in enumerate(("query", "key")))
-    elif name == "einsum":
+    if name == "einsum":
         spelled, operands = args[0].replace(" ", ""), args[1:]
+        operands = operands[0] if len(operands) == 1 else operands  # as one list
         (a, b), out = spelled.partition("->")[0].split(","), spelled.partition("->")[2]
         summed = next(x for x in a if x in b and x not in out)
         shared = [x for x in a if x in b and x != summed]
@@ -84,8 +92,9 @@ def query_and_key(
             for x, w, o in zip(operands, (a, b), own)
         )
     else:
-        first = 1 if name == "baddbmm" else 0
-        q, k = args[first], args[first + 1].transpose(-2, -1)
+        given = dict(zip(OPERANDS[name], args)) | kwargs
+        q, k = (given[operand] for operand in OPERANDS[name][-2:])
+        k = k if name == "scaled_dot_product_attention" else k.transpose(-2, -1)
     if q.shape[-1] != width or k.shape[-1] != width or q.dim() < 3:
         return None
     if k.shape[-3] != q.shape[-3] and q.shape[-3] % k.shape[-3] == 0:
@@ -97,14 +106,19 @@ def query_and_key(
     return q.reshape(-1, heads, *q.shape[-2:]), k.reshape(-1, heads, *k.shape[-2:])
 
 
-def allowed_keys(args: Sequence[Any], kwargs: dict[str, Any], shape: torch.Size) -> Tensor | None:
+def allowed_keys(
+    args: Sequence[Any], kwargs: dict[str, Any], shape: torch.Size, heads: int
+) -> Tensor | None:
     """What a kernel adds to logits (batch, heads, queries, keys); None where nothing."""
     given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args))
     given |= kwargs
     mask = given.get("attn_mask")
     if isinstance(mask, Tensor):
         if mask.dtype == torch.bool:
-            return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+            mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+        lead = given["query"].shape[:-2]
+        if len(lead) != 2:  # windows beside the batch, or heads and batch in one
+            mask = mask.expand(*lead, *mask.shape[-2:]).reshape(-1, heads, *mask.shape[-2:])
         return mask.float()
     if given.get("is_causal"):
         keep = torch.ones(shape[-2:], dtype=torch.bool).tril()
@@ -121,7 +135,7 @@ def _taken(x: Tensor, places: Tensor) -> Tensor:
 class ProductSums:
     """Streaming sums of one attention's products."""
 
-    pairs: Tensor  # (heads, channels, 1 or 2)
+    pairs: Tensor  # (heads, channels, most places), −1 where there are fewer
     plain: bool
     gram: Tensor | None = None
     query: Tensor | None = None
@@ -195,16 +209,18 @@ class ProductSums:
         """(b, h, i, j, f): what each channel adds to logits, then the same for turned pairs."""
         heads = torch.arange(q.shape[1])[:, None, None]
         pairs = self.pairs
+        there = (pairs >= 0).to(q.device)
 
-        def at(x: Tensor) -> Tensor:  # (b, h, length, channels, 1 or 2)
-            picked = x.movedim(1, 0).movedim(-1, 1)[heads, pairs]  # (h, c, p, b, length)
-            return picked.permute(3, 0, 4, 1, 2)
+        def at(x: Tensor) -> Tensor:  # (b, h, length, channels, places)
+            picked = x.movedim(1, 0).movedim(-1, 1)[heads, pairs.clamp(min=0)]  # (h, c, p, b, len)
+            return (picked * there[..., None, None]).permute(3, 0, 4, 1, 2)
 
         a, b = at(q)[:, :, :, None], at(k)[:, :, None]
         straight = (a * b).sum(-1)
         if pairs.shape[2] == 1:
             return straight
         turned = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+        turned = turned * are_pairs(pairs).to(turned)[:, None, None]
         return torch.cat([straight, turned], -1)
 
     def moments(self) -> ProductMoments | None:

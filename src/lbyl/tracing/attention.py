@@ -384,6 +384,7 @@ class Walk:
             if joined is None:
                 return False
             query, key, value = joined
+        query, key, value = _of_one_example([query, key, value])
         self.rows.attentions.append(
             Attention(call.module, product, query, key, value, plain, call.outputs[0])
         )
@@ -437,6 +438,15 @@ def _by_head(rows: list[Tensor]) -> list[Tensor] | None:
         if d not in keep:
             rows = [x.select(d, 0) for x in rows]
     return [x.reshape(-1, x.shape[-1]) for x in rows] if all(x.dim() > 0 for x in rows) else None
+
+
+def _of_one_example(rows: list[Tensor]) -> list[Tensor]:
+    """Rows (heads, channels) of one example, where heads lie behind those of the whole batch."""
+    every = torch.cat(rows, 1)
+    heads = len(torch.unique(every, dim=0))
+    if len(every) % heads or not torch.equal(every, every[:heads].repeat(len(every) // heads, 1)):
+        return rows
+    return [x[:heads] for x in rows]
 
 
 def find_attentions(flow: Flow) -> Rows:

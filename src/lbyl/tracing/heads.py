@@ -69,7 +69,7 @@ class _Builder:
 
     def weight_of(self, rows: Tensor) -> list[str]:
         """The weights that these rows belong to, in order."""
-        index = torch.searchsorted(self.firsts, rows.flatten(), right=True) - 1
+        index = torch.searchsorted(self.firsts, rows.flatten().contiguous(), right=True) - 1
         return [self.weights[i] for i in dict.fromkeys(index.tolist())]
 
     def why_not(self, rows: Tensor) -> str | None:

@@ -148,12 +148,12 @@ class Silenced(Still):
 def silencing_masks(graph: Graph, kept: Kept) -> dict[str, list[Mask]]:
     """Parameters that are masked so that nothing hears a pruned channel, and how.
 
-    Of ordinary units those are the columns of consumers. Of attention and of channels that a norm
-    hears all together nothing is written into them either: rows are zero.
+    Those are the columns of consumers. Of queries and keys, which none reads, and of channels that
+    a norm hears all together nothing is written into them either: rows are zero.
     """
     read = {(c.weight, c.axis) for c in graph.consumers.values()}
     norms = {norm.weight for norm in graph.channel_norms}
-    heard = {u.name for u in graph.units if u.attention is not None}
+    heard = {u.name for u in graph.units if u.kind == "qk"}
     heard |= {u.name for n in norms for u in graph.units_of.get((n, 0), ())}
     made: dict[str, list[Mask]] = {}
     every = kept_mask(graph, kept)
