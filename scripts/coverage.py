@@ -1,4 +1,4 @@
-"""Writes docs/coverage.md: what can be pruned in each published network, and why a layer is not.
+"""Measures what can be pruned in published networks, and writes docs/coverage.md from the rows.
 
 python scripts/coverage.py                      # all, about a quarter of an hour on two cores
 python scripts/coverage.py --only 'timm/.*vit'  # some; the rows of others are kept
@@ -6,7 +6,8 @@ python scripts/coverage.py --page               # only write the page again from
 python scripts/coverage.py --page --sweep sweep.xml  # rows and outcomes of the sweep
 
 `pytest -m slow tests/test_networks_sweep.py --junitxml=sweep.xml` writes the last one's file: the
-sweep measures the same rows, and what becomes of the cut networks besides.
+sweep measures the same rows, and what becomes of the cut networks besides. The page counts; the
+rows are in docs/results. Those of small networks come from `scripts/sweep_small.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import argparse
 import gc
 import json
 import re
+import statistics
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,6 +35,8 @@ from support import published, reference  # noqa: E402
 
 PAGE = ROOT / "docs" / "coverage.md"
 ROWS = ROOT / "docs" / "results" / "coverage.json"
+SMALL = ROOT / "docs" / "results" / "coverage-small.jsonl"
+ATTENTION = ROOT / "docs" / "results" / "coverage-small-attention.jsonl"
 MINILM = ROOT / "docs" / "results" / "minilm.json"
 MINILM_TEXT = """all-MiniLM-L6-v2 less some of its MLP neurons: mean cosine similarity of the
 embeddings of 200 English sentences before and after (`python -m benchmarks.minilm`). Random tokens
@@ -45,33 +51,41 @@ REWORDED = {
 }
 RATIO = 0.3
 DOUBLE_LIMIT = 60_000_000  # parameters up to which float64 fits comfortably
+COMMON = ("residual", "attention", "it reaches")  # reasons that most networks have
+OFTEN = 4  # networks that a reason stands in before the page names it
+
+Rows = dict[str, dict[str, Any]]
 
 HEAD = f"""# What can be pruned
 
-Every row is one network with weights drawn at random, cut at {RATIO:.0%} with `method="none"` and
-compared with the original whose pruned channels are silenced at every consumer.
-*Difference* is the largest relative difference of the two outputs (float64, float32 above
-{DOUBLE_LIMIT // 10**6} million parameters); of detectors, of the outputs of their heads. *s* is the
-processor time of tracing, the dry run and planning in seconds, with one thread; other work on the
-machine does not count. Layers outside units are unprunable and are listed by the reason.
-`python scripts/coverage.py` writes this page again.
+Networks of other packages with weights drawn at random, cut with `method="none"` and compared with
+the original whose pruned channels are silenced wherever they are read. *Exact* means that the two
+outputs differ by less than 1e-4 of the largest entry (in float64 most differ by 1e-15).
 
-Channels that additions tie across layers are pruned only with `residual=True`.
+## Networks as published
+
+{RATIO:.0%} of every unit is cut. Ratio 0 leaves the output equal to the last bit; parameters and
+multiplications fall; saved and loaded again a network computes the same bits; `torch.export` and
+`torch.compile` take it where they take the original, and a step of SGD moves its weights. Rows:
+[coverage.json](results/coverage.json); `python scripts/coverage.py` measures them,
+`pytest -m slow tests/test_networks_sweep.py` asks all of this.
 """
 
-SWEEP = """## Still a model
+SMALL_HEAD = """
+## Small configurations of other packages
 
-`pytest -m slow tests/test_networks_sweep.py` asks of every network on this page: ratio 0 leaves the
-output equal to the last bit; the cut at {ratio:.0%} equals the silenced original to 1e-4;
-parameters and MACs fall; saved and loaded again it computes the same bits; `torch.export` takes it;
-one step of SGD in training mode, on two examples, has a finite loss and moves the weights; tracing
-and planning take less than 30 s of one core. `torch.compile` must capture it, too
-(`backend="eager"`: the graph, no generated code).
+Half of every unit is cut. The given model is unchanged; a process that has compressed nothing loads
+what was saved and computes the same; one step of SGD moves the weights, where the original takes a
+step. Rows: [coverage-small.jsonl](results/coverage-small.jsonl); `python scripts/sweep_small.py`
+measures them, `pytest -m slow tests/test_networks_small.py` asks all of this.
+"""
 
-{passed} of {count} networks passed; {whole} of them have no channel that could be pruned, and only
-that is asked of them. Exporting, compiling and training are asked where the original survives them
-on the same input. It does not:
+REASONS_HEAD = f"""
+## What is unprunable, and why
 
+Layers outside units, by the reason that `trace` gives; reasons of fewer than {OFTEN} networks are in
+the rows. Channels that additions tie across layers are pruned with `residual=True`, parts of
+attention by name (`"*:heads"`).
 """
 
 
@@ -89,54 +103,111 @@ def row(build: published.Build) -> dict[str, Any]:
     return reference.summary(model, graph, seconds, exact_cut)
 
 
-def line(name: str, figures: dict[str, Any]) -> str:
-    """A row of the table."""
-    if "error" in figures:
-        return f"| {name} | – | – | – | – | – | – | {figures['error']} |"
-    after = f"{figures['after'] / figures['before']:.0%} of {figures['before'] / 1e6:.1f} M"
-    exact = "–" if figures["exact"] is None else f"{figures['exact']:.0e}"
-    reasons = "; ".join(f"{n} × {REWORDED.get(why, why)}" for why, n in figures["alone"].items())
-    return (
-        f"| {name} | {figures['units']} | {figures['channels']} | {after} | {figures['macs']:.0%} "
-        f"| {exact} | {figures['seconds']:.1f} | {reasons} |"
-    )
+def table(head: str, lines: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; what is no text stands to the right."""
+    names = head.split(" | ")
+    rows = [list(map(str, line)) for line in lines]
+    rule = ["---"] + ["--:"] * (len(names) - 1)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [names, rule, *rows]) + "\n"
 
 
-def page(rows: dict[str, dict[str, Any]]) -> str:
-    """The whole page."""
-    lines = [HEAD]
-    good = [r for r in rows.values() if r.get("units")]
-    exact = [r for r in good if r["exact"] is not None and r["exact"] < 1e-4]
-    lines.append(
-        f"{len(rows)} networks; {len(good)} have units; of these {len(exact)} are cut exactly.\n"
-        f"Measured on {' and '.join(sorted({r['machine'] for r in rows.values()}))}."
-    )
-    for group in dict.fromkeys(name.partition("/")[0] for name in rows):
-        lines += ["", f"## {group}", ""]
-        lines += [
-            "| network | units | channels | parameters | MACs | difference | s | unprunable |"
-        ]
-        lines += ["| --- | --: | --: | --: | --: | --: | --: | --- |"]
-        lines += [
-            line(n.partition("/")[2], r) for n, r in rows.items() if n.startswith(group + "/")
-        ]
-    return "\n".join(lines) + "\n" + survival(rows) + sentences()
+def by_package(rows: Iterable[str]) -> dict[str, list[str]]:
+    """Names of networks by what stands before their first slash."""
+    found: dict[str, list[str]] = {}
+    for name in rows:
+        found.setdefault(name.partition("/")[0], []).append(name)
+    return found
 
 
-def survival(rows: dict[str, dict[str, Any]]) -> str:
-    """The section on what became of the cut networks, where a sweep has told."""
-    told = {name: row["sweep"] for name, row in rows.items() if "sweep" in row}
-    if not told:
-        return ""
-    passed = sum(outcome["passed"] for outcome in told.values())
+def middle(values: Iterable[float]) -> str:
+    """The median as a percentage."""
+    known = list(values)
+    return f"{statistics.median(known):.0%}" if known else "–"
+
+
+def published_part(rows: Rows) -> str:
+    """Counts of published networks, and which of them the original does not survive either."""
+    lines = []
+    for package, names in by_package(rows).items():
+        own = [rows[name] for name in names]
+        cut = [r for r in own if r["units"]]
+        exact = sum(r["exact"] is not None and r["exact"] < 1e-4 for r in cut)
+        kept = middle(r["after"] / r["before"] for r in cut)
+        passed = sum(r.get("sweep", {}).get("passed", False) for r in own)
+        lines.append((package, len(own), len(cut), exact, passed, kept))
+    head = "package | networks | with units | exact | still models | parameters left"
     missed: dict[str, list[str]] = {}
-    for name, outcome in told.items():
-        for step in outcome["missed"]:
-            missed.setdefault(step, []).append(name.partition("/")[2])
-    lines = [f"- {step}: {', '.join(names)}" for step, names in missed.items()]
-    whole = sum(not rows[name]["units"] for name in told)
-    head = SWEEP.format(ratio=RATIO, passed=passed, count=len(told), whole=whole)
-    return "\n" + head + "\n".join(lines or ["- nowhere"]) + "\n"
+    for name, found in rows.items():
+        for step in found.get("sweep", {}).get("missed", []):
+            missed.setdefault(step, []).append(name)
+    tail = "".join(
+        f"\nThe original does not survive {step} either: {len(names)} networks "
+        f"({', '.join(by_package(names))}).\n"
+        for step, names in missed.items()
+    )
+    measured = " and ".join(sorted({r["machine"] for r in rows.values()}))
+    return f"\nMeasured on {measured}.\n\n" + table(head, lines) + tail
+
+
+def small_part(rows: Rows, attention: Rows) -> str:
+    """Counts of small networks by package."""
+    lines = []
+    for package, names in by_package(rows).items():
+        own = [rows[name] for name in names]
+        cut = [r for r in own if r.get("units")]
+        exact = sum("exact" in r for r in cut)
+        loaded = sum(r.get("loaded") is not None for r in cut)
+        trained = sum(bool(r.get("trained")) for r in cut)
+        kept = middle(r["kept"] for r in cut)
+        lines.append((package, len(own), len(cut), exact, loaded, trained, kept))
+    head = "package | networks | with units | exact | loaded afresh | trained | parameters left"
+    wrong = [f"- {name}: {r['problems']}\n" for name, r in rows.items() if r["problems"]]
+    text = SMALL_HEAD + "\n" + table(head, lines)
+    untrained = [n for n, r in rows.items() if r.get("units") and r.get("trained") is False]
+    if untrained:
+        text += f"\nThe original takes no step of training either: {', '.join(untrained)}.\n"
+    if attention:
+        cut = [r for r in attention.values() if r.get("units")]
+        exact = sum("exact" in r for r in cut)
+        text += (
+            f"\nAttention: {len(attention)} of them were asked for all units of attention "
+            f'(`include="*:*"`); {len(cut)} have some, {exact} of these are cut exactly.\n'
+        )
+    return text + ("\nWhat does not hold:\n\n" + "".join(wrong) if wrong else "")
+
+
+def reasons_part(rows: Rows, small: Rows) -> str:
+    """Why layers are in no unit, and the networks that have none."""
+    layers: Counter[str] = Counter()
+    networks: Counter[str] = Counter()
+    for found in [*rows.values(), *small.values()]:
+        for why, count in found.get("reasons", found.get("alone", {})).items():
+            why = REWORDED.get(why, why)
+            layers[why] += count
+            networks[why] += 1
+    often = [(why, layers[why], n) for why, n in networks.most_common() if n >= OFTEN]
+    text = REASONS_HEAD + "\n" + table("reason | layers | networks", often)
+    lines = []
+    for name, found in {**rows, **small}.items():
+        if found.get("units") == 0:
+            reasons = found.get("reasons", found.get("alone", {}))
+            why = next((w for w in reasons if not w.startswith(COMMON)), next(iter(reasons), "–"))
+            lines.append((name, why.partition(" (")[0].partition(", and")[0]))
+    head = "\nNetworks without any unit, and what stands in the way:\n\n"
+    return text + head + table("network | reason", lines).replace("--:", "---")
+
+
+def page(rows: Rows) -> str:
+    """The whole page."""
+    small, attention = jsonl(SMALL), jsonl(ATTENTION)
+    parts = [HEAD, published_part(rows), small_part(small, attention)]
+    return "".join([*parts, reasons_part(rows, small), sentences()])
+
+
+def jsonl(path: Path) -> Rows:
+    """Rows by the name of the network."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {found["name"]: found for found in map(json.loads, lines)}
 
 
 def read_sweep(path: Path) -> dict[str, dict[str, Any]]:
@@ -163,7 +234,9 @@ def sentences() -> str:
         "| --- |" + " --: |" * len(ratios),
     ]
     lines += [
-        f"| {name} | " + " | ".join(f"{x:.3f}" for x in row) + " |" for name, row in figures.items()
+        f"| {name} | " + " | ".join(f"{x:.3f}" for x in row) + " |"
+        for name, row in figures.items()
+        if isinstance(row, list)
     ]
     return "\n".join(lines) + "\n"
 
@@ -187,7 +260,7 @@ def main() -> None:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:200].replace("|", "/")
             rows[name] = {"machine": reference.machine(), "error": reason}
-        print(line(name, rows[name]), flush=True)
+        print(name, {k: v for k, v in rows[name].items() if k != "alone"}, flush=True)
         write_json(options.rows, rows)
         gc.collect()
     for path in options.sweep:

@@ -45,12 +45,17 @@ STACKED = (
 
 
 def _stacked(flow: Flow) -> list[str]:
-    """Parameters of three dimensions that are no layer's weight: experts, one beside the other."""
+    """Parameters of three dimensions that are no layer's weight: experts, one beside the other.
+
+    Those that a weight is computed from are none.
+    """
     weights = {layer.weight for layer in flow.layers}
+    normed = {v for call in flow.record.calls if "weight_norm" in call.op for v in call.inputs}
     return [
         name
         for value, name in flow.record.parameters.items()
-        if len(flow.shape(value)) == 3 and min(flow.shape(value)) > 1 and name not in weights
+        if len(flow.shape(value)) == 3 and min(flow.shape(value)) > 1
+        if name not in weights and value not in normed
     ]
 
 
@@ -176,7 +181,7 @@ def build(known: Grouping, residual: bool, least: int = 2) -> Graph:
         _consumers(flow, _full(flow), axes),
         axes,
         unprunable,
-        {n: tuple(flow.shape(v)) for v, n in flow.record.parameters.items()},
+        {n: tuple(flow.record.held[v].shape) for v, n in flow.record.parameters.items()},
         tuple(flow.layers),
         tuple(flow.norms),
         flow.fixed_macs,

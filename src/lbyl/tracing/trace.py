@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -106,7 +107,7 @@ def packed(model: nn.Module) -> dict[str, str]:
     return {
         name: "its weights are packed (quantised): prune before quantising"
         for name, module in model.named_modules()
-        if callable(getattr(module, "weight", None))
+        if inspect.ismethod(getattr(module, "weight", None))
     }
 
 

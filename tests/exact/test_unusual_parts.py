@@ -1,0 +1,62 @@
+"""Parts that networks of other packages have: they are saved and loaded, or named as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbyl
+
+
+class Registers(nn.Module):
+    """Tokens put before the input's, as many as a configuration says: none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(1, 0, 8))
+        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.tokens.expand(len(x), -1, -1), x], 1)
+        return self.down(self.up(x).relu())
+
+
+def test_a_network_with_an_empty_parameter_is_loaded_again(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Registers().eval(), torch.randn(2, 5, 8)
+    result = lbyl.compress(model, x, 0.5, method="none")
+    assert result.graph.shapes["tokens"] == (1, 0, 8)
+    lbyl.save(result, tmp_path / "slim")
+    loaded = lbyl.load(tmp_path / "slim", model=Registers().eval())
+    assert torch.equal(loaded(x), result.model(x))
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+def test_a_layer_whose_weight_is_computed_is_called_so_and_nothing_else(norm: object) -> None:
+    torch.manual_seed(0)
+    assert callable(norm)
+    model = nn.Sequential(norm(nn.Conv1d(3, 8, 3)), nn.ReLU(), nn.Conv1d(8, 4, 3)).eval()
+    reasons = lbyl.trace(model, torch.randn(2, 3, 12)).unprunable
+    assert reasons["0"] == "its weight is computed in the forward pass"
+    assert not any("quantised" in r or "experts" in r for r in reasons.values())
+
+
+class Gated(nn.Module):
+    """A submodule that is called weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.weight, self.down = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x) * self.weight(x).sigmoid())
+
+
+def test_a_submodule_called_weight_is_pruned_as_any_other() -> None:
+    torch.manual_seed(0)
+    model, x = Gated().eval(), torch.randn(4, 6)
+    graph = lbyl.trace(model, x)
+    assert len(graph) == 1 and not any("quantised" in r for r in graph.unprunable.values())
