@@ -7,10 +7,10 @@ share: its graph, its statistics by source, inputs it has not seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,12 +63,12 @@ from lbyl.torchkit.experts import join_experts, split_experts
 from lbyl.torchkit.fallbacks import note, noting
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.garbage import young_objects_only
+from lbyl.torchkit.guest import Guest
 from lbyl.torchkit.heap import memory_kept
-from lbyl.torchkit.run import Examples, Inputs, Progress, device_of, uncompiled
-from lbyl.torchkit.surroundings import own_randomness
+from lbyl.torchkit.run import Examples, Inputs, Progress, device_of
 from lbyl.tracing.dry_run import COMPUTED_WITH
 from lbyl.tracing.group import without
-from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, trace
+from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, check_model, guest_and_graph
 from lbyl.tracing.values import Exactness, check_runs
 
 UNREACHED = "the example inputs do not reach it, and it keeps its size"
@@ -162,13 +162,29 @@ def prepare(
 ) -> Prepared:
     """Trace `model` once, for as many questions as there are; see `compress` for the arguments."""
     check_data(data)
-    model = split_experts(uncompiled(model))
     example_inputs = Examples.of(example_inputs)
     start = time.perf_counter()
-    graph = trace(model, example_inputs, include=include, exclude=exclude, residual=residual)
+    guest, graph = guest_and_graph(
+        model, example_inputs, include=include, exclude=exclude, residual=residual
+    )
     seconds = {"trace": time.perf_counter() - start}
     repeatable, told = _repeatable(data), shown(progress)
-    return Prepared(model, example_inputs, graph, repeatable, seed, told, seconds)
+    return Prepared(guest.model, example_inputs, graph, repeatable, seed, told, seconds, guest)
+
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _at_work(verb: Verb) -> Verb:
+    """A method of `Prepared` in which the network may run."""
+
+    @wraps(verb)
+    def at_work(self: Prepared, *args: Any, **kwargs: Any) -> Any:
+        assert self.guest is not None
+        with self.guest.at_work():
+            return verb(self, *args, **kwargs)
+
+    return at_work  # type: ignore[return-value]
 
 
 @dataclass
@@ -182,11 +198,15 @@ class Prepared:
     seed: int = 0
     progress: Progress | None = field(default=None, repr=False)
     seconds: dict[str, float] = field(default_factory=dict, repr=False)
+    guest: Guest | None = field(default=None, repr=False)  # what runs in place of the model
     _statistics: dict[tuple[str, str], Statistics] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.model = split_experts(uncompiled(self.model))
         self.example_inputs = Examples.of(self.example_inputs)
+        if self.guest is None:
+            check_model(self.model)
+            self.guest = Guest.of(self.model, self.example_inputs)
+        self.model = self.guest.model
 
     @cached_property
     def fresh(self) -> FreshInputs:
@@ -221,7 +241,7 @@ class Prepared:
         return inverted(self.model, self.fresh.collection(), self.progress)
 
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def statistics(self, source: str | None = None, taps: str = "auto") -> Statistics:
         """Means and covariances at every consumer, collected once for each source.
 
@@ -281,7 +301,7 @@ class Prepared:
         return self.statistics(task.method.source, getattr(task.method, "taps", "auto"))
 
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def plan(
         self,
         ratio: Amount | None = None,
@@ -337,7 +357,7 @@ class Prepared:
         return Judges(self.model, self.graph, self.fresh, held, normalising, recalibrating)
 
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def forecast(self, slim: nn.Module, by_batch: Tensor | None = None) -> Forecast | None:
         """How much accuracy a slim network keeps; None where no input for it can be drawn.
 
@@ -354,7 +374,7 @@ class Prepared:
             told("forecasting", 1, 1)
 
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def alone(
         self, plan: Plan, method: str | Method = "echo", units: Sequence[str] | None = None
     ) -> dict[str, float]:
@@ -396,7 +416,7 @@ class Prepared:
 
     @young_objects_only()
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def compress(
         self,
         ratio: Amount | None = None,
@@ -446,6 +466,8 @@ class Prepared:
         if plan.pruned:
             notes += [f"{n}: {UNREACHED}" for n in self.graph.unreached]
         check_runs(restored.model, self.example_inputs, self.graph, plan.pruned)
+        assert self.guest is not None
+        self.guest.hand_over(restored.model)
         return Result(
             restored.model,
             plan,
@@ -488,7 +510,7 @@ class Prepared:
         return len(fit_sequentially(self.model, slim, self.graph, indices, torch.cat(batches)))
 
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def refine(self, result: Result, steps: Steps = 100) -> Result:
         """The result of a compression of this network, refined further; it is not changed."""
         check_steps(steps)
@@ -525,7 +547,7 @@ class Prepared:
         )
 
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def estimate(
         self,
         ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
@@ -548,7 +570,7 @@ class Prepared:
         return Estimate(tuple(points))
 
     @memory_kept()
-    @own_randomness()
+    @_at_work
     def layer_errors(
         self,
         ratios: Sequence[float] = (0.1, 0.3, 0.5),

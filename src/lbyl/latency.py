@@ -131,12 +131,12 @@ def _onnx_runner(
 def _ready(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode on a device, undone afterwards."""
     home = device_of(model)
-    with evaluation_mode(model):
-        model.to(device)
-        try:
+    model.to(device)
+    try:
+        with evaluation_mode(model):
             yield
-        finally:
-            model.to(home)
+    finally:
+        model.to(home)
 
 
 @contextmanager

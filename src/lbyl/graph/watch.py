@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lbyl.graph.unit import Consumer
-from lbyl.torchkit.intercept import Function, Interceptor
+from lbyl.torchkit.intercept import Function, Interceptor, is_wrapped
 from lbyl.torchkit.surroundings import module_hooks
 from lbyl.torchkit.tensors import tensors
 
@@ -129,6 +129,7 @@ class Watch(Interceptor):
         self.by_batch = by_batch
         self.consumers = {id(state[c.weight]): c for c in consumers}  # by their weight
         self._hooks = ExitStack()
+        self._gradients = False  # whether who watches computes them; the network may by itself
 
     def before_layer(self, consumer: Consumer, call: LayerCall) -> None:
         """A consumer is about to run."""
@@ -147,10 +148,14 @@ class Watch(Interceptor):
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         norm = norm_call(func, args, kwargs)
+        if norm is not None and is_wrapped(norm.x):  # which nobody can look into
+            return func(*args, **kwargs)
         if norm is not None:
-            self.before_norm(norm)
+            with torch.set_grad_enabled(self._gradients):
+                self.before_norm(norm)
             out = self._by_batch(norm) if self.by_batch else func(*args, **kwargs)
-            self.after_norm(norm, out)
+            with torch.set_grad_enabled(self._gradients):
+                self.after_norm(norm, out)
             return out
         if not self.consumers:
             return func(*args, **kwargs)
@@ -158,9 +163,11 @@ class Watch(Interceptor):
         consumer = None if layer is None else self.consumers.get(id(layer.weight))
         if layer is None or consumer is None:
             return func(*args, **kwargs)
-        self.before_layer(consumer, layer)
+        with torch.set_grad_enabled(self._gradients):
+            self.before_layer(consumer, layer)
         out = func(*args, **kwargs)
-        self.after_layer(consumer, out)
+        with torch.set_grad_enabled(self._gradients):
+            self.after_layer(consumer, out)
         return out
 
     def _by_batch(self, call: NormCall) -> Tensor:
@@ -173,6 +180,7 @@ class Watch(Interceptor):
         return out
 
     def __enter__(self) -> Watch:
+        self._gradients = torch.is_grad_enabled()
         if self.frozen:
             self._hooks.enter_context(module_hooks(self._frozen_norm))
         super().__enter__()

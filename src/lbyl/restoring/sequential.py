@@ -22,7 +22,7 @@ from lbyl.statistics.solve import RIDGE, gram, solve_ridge
 from lbyl.surgery.indices import consumers_cut
 from lbyl.torchkit.fallbacks import at, note
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode
-from lbyl.torchkit.tensors import is_finite, tensors
+from lbyl.torchkit.tensors import copy_all, is_finite, tensors
 
 SAMPLES = 1 << 15
 Correction = Callable[[Tensor, Tensor], None]
@@ -100,10 +100,12 @@ def fit_sequentially(
         call_model(original, batch)
     rows = {c.name: indices.get((c.weight, c.output_axis)) for c in consumers}
     outputs = {name: _take(t, rows[name]) for name, t in targets.outputs.items()}
-    corrections = {c.name: _correction(c, before, after, rows[c.name]) for c in consumers}
+    moved: dict[str, Tensor] = {}  # running statistics: what a run writes is undone after it
+    corrections = {c.name: _correction(c, before, after, rows[c.name], moved) for c in consumers}
     fitter = Fitter(slim, consumers, outputs, corrections)
     with evaluation_mode(slim), torch.no_grad(), fitter:
         call_model(slim, batch)
+    copy_all([after[name] for name in moved], list(moved.values()))
     return fitter.fitted
 
 
@@ -123,16 +125,21 @@ def _correction(
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
     rows: Tensor | None,
+    moved: dict[str, Tensor],
 ) -> Correction:
-    """Puts a shift into the BatchNorm behind a consumer, or into its bias where it has one."""
+    """Puts a shift into the BatchNorm behind a consumer, or into its bias where it has one.
+
+    Running statistics that it writes are in `moved`, too.
+    """
     norm = consumer.norm
     bias = consumer.bias or f"{consumer.name}.bias"
 
     def into_norm(shift: Tensor, ratio: Tensor) -> None:
         assert norm is not None
         mean, var = (_take(before[name].double(), rows) for name in (norm.mean, norm.var))
-        after[norm.mean].copy_(mean + shift)
-        after[norm.var].copy_(scaled_variance(var, norm.eps, ratio))
+        moved[norm.mean] = mean + shift
+        moved[norm.var] = scaled_variance(var, norm.eps, ratio)
+        copy_all([after[n] for n in (norm.mean, norm.var)], [moved[norm.mean], moved[norm.var]])
 
     def into_bias(shift: Tensor, ratio: Tensor) -> None:
         if bias in after:

@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lbyl.torchkit.run import set_modes
-
 ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None), type, type(Ellipsis)))
 STATE = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs_ex__")
 _PLAIN = frozenset(vars(nn.Module())) - {"_buffers"}  # what every module has
@@ -31,6 +29,15 @@ def deep_copy(model: nn.Module, instead: Mapping[int, object]) -> nn.Module:
     # Some networks forget theirs, such as graphs of torch.fx with a graph for each mode.
     set_modes(twin, {name: module.training for name, module in model.named_modules()})
     return twin
+
+
+def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Give every submodule its own mode, by name."""
+    if model.training != modes.get("", model.training):
+        model.train(modes[""])  # called, for some networks change more than flags with it
+    for name, module in model.named_modules():
+        if module.training != modes.get(name, module.training):
+            module.training = modes[name]
 
 
 def copied(value: Any, memo: Memo) -> Any:

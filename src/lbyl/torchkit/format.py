@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
+import traceback
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[1]
+
 
 def human(count: float) -> str:
     """A large number in three figures: 25.56 M."""
@@ -24,6 +30,17 @@ def counted(count: int, noun: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def place_of(error: BaseException) -> str:
+    """Where a user's own code raised an error, with the line; nothing where libraries did."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        folders = Path(frame.filename).parents
+        if HOME in folders or "site-packages" in {folder.name for folder in folders}:
+            continue
+        line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+        return f" at {Path(frame.filename).name}:{frame.lineno}" + (f" (`{line}`)" if line else "")
+    return ""
 
 
 def percent(fraction: float | None) -> str:

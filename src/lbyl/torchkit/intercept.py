@@ -33,6 +33,11 @@ def as_linear(func: Function, args: tuple[Any, ...]) -> tuple[Function, tuple[An
     return func, args
 
 
+def is_wrapped(x: Any) -> bool:
+    """Whether a tensor stands for another one inside `torch.func` (vmap, grad, jvp)."""
+    return isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def changes_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
     """Whether a function of this name changes its first argument: `add_`, `x[i] = y`."""
     augmented = name.startswith("__i") and name not in ("__invert__", "__int__", "__index__")

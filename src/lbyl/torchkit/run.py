@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.surroundings import own_randomness
+from lbyl.torchkit.copies import set_modes
+from lbyl.torchkit.habits import current
+from lbyl.torchkit.state import State
+from lbyl.torchkit.surroundings import begin_again
 
 Inputs = Any
 """Example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments; an
@@ -54,14 +58,48 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def call_on_these(model: nn.Module, inputs: Inputs) -> Any:
-    """`model` applied to the very tensors given, for who must know them again."""
+    """`model` applied to the very tensors given, for who must know them again.
+
+    In `evaluation_mode` what the call writes on modules is undone after it.
+    """
     if isinstance(inputs, Examples):
         return [call_on_these(model, each) for each in inputs.each]
+    try:
+        if current().differentiates and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return tree_map_only(Tensor, Tensor.detach, _called(model, inputs))
+        return _called(model, inputs)
+    except Exception as error:
+        error.__dict__.setdefault(RAN_ON, described(inputs))
+        raise
+    finally:
+        state = _states().get(id(model))
+        if state is not None:
+            state.put_back()
+
+
+def _called(model: nn.Module, inputs: Inputs) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(inputs)
+
+
+RAN_ON = "_lbyl_ran_on"  # an attribute of errors that a network raised
+_here = threading.local()
+
+
+def ran_on(error: Exception) -> str | None:
+    """What a network ran on when it raised this error; None where none raised it."""
+    told: str | None = error.__dict__.get(RAN_ON)
+    return told
+
+
+def _states() -> dict[int, State]:
+    """The networks in evaluation mode in this thread, by id, with the state that they had."""
+    states: dict[int, State] = _here.__dict__.setdefault("states", {})
+    return states
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -100,19 +138,28 @@ def dense(x: Tensor) -> Tensor:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The model in eval mode inside, every submodule's own mode back afterwards.
 
-    What it draws at random (some keep their dropout in evaluation) is the same every time, so that
-    two networks compared differ by their weights alone; the caller's generators are not touched.
+    What its `forward` writes on modules is undone after each call and at the end, so that each run
+    begins with the state given. What it draws at random (some keep their dropout in evaluation) is
+    the same every time, so that two networks compared differ by their weights alone.
     """
     training = any(module.training for module in _modules(model))
     modes = {name: m.training for name, m in model.named_modules()} if training else {}
-    with own_randomness():
-        if training:
-            model.eval()
+    states = _states()
+    outer = states.get(id(model))
+    begin_again()
+    if training:
+        model.eval()
+    try:
+        state = states[id(model)] = outer or State(model, current().writes)
         try:
             yield
         finally:
-            if training:
-                set_modes(model, modes)
+            state.put_back()
+    finally:
+        if outer is None:
+            states.pop(id(model), None)
+        if training:
+            set_modes(model, modes)
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
@@ -127,17 +174,14 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
                     waiting.append(module)
 
 
-def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
-    """Give every submodule its own mode, by name."""
-    if model.training != modes.get("", model.training):
-        model.train(modes[""])  # called, for some networks change more than flags with it
-    for name, module in model.named_modules():
-        if module.training != modes.get(name, module.training):
-            module.training = modes[name]
-
-
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, steps done and steps in all."""
+
+
+def described(inputs: Inputs) -> str:
+    """Shapes and types of example inputs, for an error message."""
+    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
+    return ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)
 
 
 def example_shape(example_inputs: Inputs) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import inspect
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -22,12 +22,15 @@ _lock = threading.Lock()
 _here = threading.local()
 
 
+GENERATORS = ("torch", "python", "numpy")  # that a process has once for all
+
+
 class _Shared:
     """How many threads are inside, and what was found by the first."""
 
     def __init__(self) -> None:
-        self.inside = 0
-        self.random = ExitStack()
+        self.drawing = dict.fromkeys(GENERATORS, 0)
+        self.found = {name: ExitStack() for name in GENERATORS}  # which puts back what was
         self.devices: list[int] = []  # whose random state was remembered
         self.busy = 0
         self.threads = 1
@@ -63,42 +66,58 @@ def threads_for(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def own_randomness(seed: int = 0) -> Iterator[None]:
-    """Networks that draw numbers draw the same ones every time, and none of the caller's.
+def own_randomness(names: Collection[str] = GENERATORS) -> Iterator[None]:
+    """Networks that draw from these global generators draw the same every time, and put them back.
 
-    The outermost of a thread remembers the caller's state and puts it back; those inside only begin
-    the same numbers anew, which costs nothing. What else is drawn has a generator of its own.
+    The first of all threads remembers the state, the last one puts it back; `begin_again` seeds
+    inside. Where no names are given nothing is touched: what else is drawn has a generator of its
+    own.
     """
-    if getattr(_here, "drawing", False):
-        _begin(seed)
-        yield
-        return
+    outside: frozenset[str] = getattr(_here, "draws", frozenset())
+    new = [name for name in GENERATORS if name in names and name not in outside]
     with _lock:
-        if not _shared.inside:
-            initialised = torch.cuda.is_initialized()
-            _shared.devices = list(range(torch.cuda.device_count())) if initialised else []
-            _shared.random.enter_context(torch.random.fork_rng(devices=_shared.devices))
-            _shared.random.callback(random.setstate, random.getstate())  # some draw from Python's
-        _shared.inside += 1
-    _here.drawing = True
-    _begin(seed)
+        for name in new:
+            if not _shared.drawing[name]:
+                _remember(name, _shared.found[name])
+            _shared.drawing[name] += 1
+    _here.draws = outside | set(new)
+    begin_again()
     try:
         yield
     finally:
-        _here.drawing = False
+        _here.draws = outside
         with _lock:
-            _shared.inside -= 1
-            if not _shared.inside:
-                _shared.random.close()
+            for name in new:
+                _shared.drawing[name] -= 1
+                if not _shared.drawing[name]:
+                    _shared.found[name].close()
 
 
-def _begin(seed: int) -> None:
+def _remember(name: str, into: ExitStack) -> None:
+    """A generator's state, to be put back when the stack is closed."""
+    if name == "torch":
+        initialised = torch.cuda.is_initialized()
+        _shared.devices = list(range(torch.cuda.device_count())) if initialised else []
+        into.enter_context(torch.random.fork_rng(devices=_shared.devices))
+    elif name == "python":
+        into.callback(random.setstate, random.getstate())
+    elif "numpy" in sys.modules:
+        numpy = sys.modules["numpy"]
+        into.callback(numpy.random.set_state, numpy.random.get_state())
+
+
+def begin_again(seed: int = 0) -> None:
     """Seed the generators whose state is remembered; what is being recorded draws as it will."""
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if _shared.devices and not torch.cuda.is_current_stream_capturing():
-        for device in _shared.devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
+    draws: frozenset[str] = getattr(_here, "draws", frozenset())
+    if "python" in draws:
+        random.seed(seed)
+    if "numpy" in draws and "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in draws:
+        torch.default_generator.manual_seed(seed)
+        if _shared.devices and not torch.cuda.is_current_stream_capturing():
+            for device in _shared.devices:
+                torch.cuda.default_generators[device].manual_seed(seed)
 
 
 @contextmanager

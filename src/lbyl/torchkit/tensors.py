@@ -21,7 +21,7 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
     for kind in ("_parameters", "_buffers"):  # torch's own walk takes several times as long
         seen: set[int] = set()
         for prefix, module in modules:
-            for name, tensor in module.__dict__[kind].items():
+            for name, tensor in getattr(module, kind).items():  # scripted ones keep no `__dict__`
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     found[f"{prefix}.{name}" if prefix else name] = tensor

@@ -30,8 +30,15 @@ from lbyl.graph.declare import is_leaf
 from lbyl.torchkit.caches import forgetful
 from lbyl.torchkit.copies import deep_copy
 from lbyl.torchkit.forms import Forms
-from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place
-from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
+from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place, is_wrapped
+from lbyl.torchkit.run import (
+    Inputs,
+    call_model,
+    described,
+    device_of,
+    evaluation_mode,
+    tensors_in,
+)
 from lbyl.torchkit.shapes import Shapes
 from lbyl.torchkit.surroundings import module_hooks, one_thread
 from lbyl.torchkit.tensors import names_of, tensors
@@ -81,6 +88,7 @@ class Record:
     parameters: dict[int, str] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)
     unrecorded: set[int] = field(default_factory=set)  # values touched outside recorded calls
+    wrapped: set[int] = field(default_factory=set)  # values read or made inside `torch.func`
     stale: set[int] = field(default_factory=set)
     failed: list[int] = field(default_factory=list)  # what the call read that ended the run
     overcome: list[list[int]] = field(default_factory=list)  # what calls read that failed, no more
@@ -392,6 +400,8 @@ class Recorder(Interceptor):
             for tensor in produced:
                 self._mutate(tensor)
         outputs = [self.number(x) for x in produced]
+        if any(map(is_wrapped, produced)):
+            self.record.wrapped.update(inputs, outputs)
         self.record.frames[self.modules[-1]].update(inputs, outputs)
         if inputs or outputs:
             self.record.calls.append(
@@ -627,7 +637,7 @@ class DoesNotRun(LbylError):
         self, inputs: Inputs, error: Exception, record: Record, call: Given | None = None
     ) -> None:
         super().__init__(
-            f"the model does not run on the example inputs ({_describe(inputs)}): {error}. "
+            f"the model does not run on the example inputs ({described(inputs)}): {error}. "
             "Pass inputs as the model's forward takes them: a tensor, a tuple or a dict."
         )
         self.record = record
@@ -636,8 +646,3 @@ class DoesNotRun(LbylError):
 
 def _explained(inputs: Inputs, error: Exception) -> DoesNotRun:
     return error if isinstance(error, DoesNotRun) else DoesNotRun(inputs, error, Record())
-
-
-def _describe(inputs: Inputs) -> str:
-    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
-    return ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)

@@ -8,16 +8,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from lbyl.errors import LbylError
 from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
-from lbyl.torchkit.experts import alignments, split_experts
+from lbyl.torchkit.experts import alignments
 from lbyl.torchkit.garbage import young_objects_only
+from lbyl.torchkit.guest import SCRIPTED, Guest
 from lbyl.torchkit.run import Examples, Inputs
-from lbyl.torchkit.surroundings import own_randomness
 from lbyl.torchkit.tensors import is_finite, numbers, tensors
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
@@ -29,8 +30,6 @@ AS_WEIGHTS = ("running_mean", "running_var", "weight", "bias")  # buffers that a
 NOT_INCLUDED, EXCLUDED = "not in include=", "excluded as asked"  # reasons that a user gave
 
 
-@young_objects_only()
-@own_randomness()
 def trace(
     model: nn.Module,
     example_inputs: Inputs,
@@ -45,9 +44,32 @@ def trace(
     layers that make its channels fit `include` and no layer that would lose channels fits
     `exclude`. `residual` also offers channels that additions tie across layers.
     """
+    return guest_and_graph(
+        model, example_inputs, include=include, exclude=exclude, residual=residual
+    )[1]
+
+
+@young_objects_only()
+def guest_and_graph(
+    model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    include: Patterns,
+    exclude: Patterns,
+    residual: bool,
+) -> tuple[Guest, Graph]:
+    """What runs in place of `model`, with its experts apart, and its graph."""
     check_model(model)
     example_inputs = Examples.of(example_inputs)
-    model = split_experts(model)
+    guest = Guest.of(model, example_inputs)
+    with guest.at_work():
+        return guest, _traced(guest.model, example_inputs, include, exclude, residual)
+
+
+def _traced(
+    model: nn.Module, example_inputs: Inputs, include: Patterns, exclude: Patterns, residual: bool
+) -> Graph:
+    """The graph of a network that may be run."""
     flow = follow(model, example_inputs, residual=residual)
     known = Grouping.of(flow)
     graph = build(known, residual)
@@ -79,6 +101,8 @@ def check_model(model: nn.Module) -> None:
     """One clear error for weights no method can work with."""
     if not isinstance(model, nn.Module):
         raise LbylError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise LbylError(SCRIPTED)
     used: dict[str, Tensor] = {}
     for name, tensor in tensors(model).items():
         if nn.parameter.is_lazy(tensor):

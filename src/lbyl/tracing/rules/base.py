@@ -52,6 +52,7 @@ def propagate(flow: Flow) -> Flow:
         _account(flow, call)
     flow.pin_all(flow.record.outputs, "it reaches the model's output")
     flow.pin_all(flow.record.unrecorded, "it is used by code that cannot be followed")
+    flow.pin_all(flow.record.wrapped, "it is used inside torch.func (vmap, grad)")
     return flow
 
 
