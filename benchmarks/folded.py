@@ -4,19 +4,17 @@
 
 Nothing in such a network tells what its channels were like on the training data. Without data,
 closed form, all layers open to pruning; beside it the same network with its BatchNorms, and folded
-with a few test images, unlabelled, which are not among those that measure. What the forecast is
-made of stands in every row; the map for such networks was fitted on those:
+with a few test images, unlabelled, which are not among those that measure. Every row has the
+agreement that the forecast is made of; the map for such networks is fitted on those:
 
-    python -m benchmarks.folded --networks "" --merge docs/results/folded.json --fit
+    python -m benchmarks.forecast_fit --folded docs/results/folded.json
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,8 @@ from benchmarks.common.environment import default_device
 from benchmarks.common.networks import Case, LabelledImages, load_images, load_network
 from benchmarks.common.results import merged_networks, save_results
 from benchmarks.common.tables import print_table
-from benchmarks.forecast_fit import fitted
 from benchmarks.own_inputs import Divided
 from lbyl.planning.task import Amount
-from lbyl.restoring.divergence import joined_scores, kl, outputs
-from lbyl.restoring.forecast import Signs, correlation, equal_answers
 
 NETWORKS = (
     "resnet20_cifar10",
@@ -86,16 +81,11 @@ def settings() -> Iterator[tuple[str, str, Amount]]:
         yield f"MACs {macs:g}", "echo", lbyl.Budget(macs=macs)
 
 
-def signs(prepared: lbyl.Prepared, slim: nn.Module) -> Signs:
-    """What the forecast of a network without BatchNorm is made of."""
-    fresh = prepared.fresh.forecasting
-    teacher, student = (outputs(model, fresh, False) for model in (prepared.model, slim))
-    temperature = prepared.judges.forecaster._temperature
-    equal = [equal_answers(t, s) for t, s in zip(teacher, student)]
-    agreement = float(torch.cat([e for e in equal if e is not None]).double().mean())
-    t, s = joined_scores(teacher), joined_scores(student)
-    assert t is not None and s is not None
-    return Signs(agreement, float(kl(t, s, temperature).mean()), correlation(t, s))
+def agreement(prepared: lbyl.Prepared, slim: nn.Module) -> float:
+    """The fraction of equal answers on held-out synthetic inputs."""
+    told = prepared.forecast(slim)
+    assert told is not None and told.agreement is not None
+    return told.agreement
 
 
 def measure(name: str, device: str, limit: int) -> dict[str, Any]:
@@ -121,41 +111,10 @@ def measure(name: str, device: str, limit: int) -> dict[str, Any]:
             told = result.forecast
             row[f"{way}, forecast"] = told and [told.kept, told.low, told.high]
             if way == "folded":
-                row["signs"] = asdict(signs(prepared, result.model))
+                row["agreement"] = agreement(prepared, result.model)
         print(name, row, flush=True)
         rows.append(row)
     return {"base": base, "images": len(images), "rows": rows}
-
-
-def rows_to_fit(networks: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of all networks as `benchmarks.forecast_fit` takes them."""
-    for name, figures in networks.items():
-        for row in figures["rows"]:
-            told = row["signs"]
-            features = {"finite": True, "kl_2": told["divergence"], **told}
-            yield {
-                "network": name,
-                "base": figures["base"],
-                "accuracy": row["folded"],
-                "agreement": told["agreement"],
-                "features": {"painted": features},
-            }
-
-
-def without_dents(errors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """Bounds no narrower at a knot than on the straight line between any two others.
-
-    So few rows leave knots with nobody near: that nothing was seen there is no certainty.
-    """
-    made = []
-    for k, *ends in errors:
-        for low, high in itertools.product(errors, errors):
-            if low[0] < k < high[0]:
-                t = (k - low[0]) / (high[0] - low[0])
-                lines = [a + t * (b - a) for a, b in zip(low[1:], high[1:])]
-                ends = [max(pair) for pair in zip(ends, lines)]
-        made.append((k, *(round(end, 4) for end in ends)))
-    return made
 
 
 def main() -> None:
@@ -165,7 +124,6 @@ def main() -> None:
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--results", type=Path, help="where folded.json is stored")
     parser.add_argument("--merge", nargs="*", type=Path, default=[], help="JSON of earlier runs")
-    parser.add_argument("--fit", action="store_true", help="fit the forecast on all rows")
     options = parser.parse_args()
     networks = merged_networks(options.merge)
     for name in filter(None, options.networks.split(",")):
@@ -175,11 +133,6 @@ def main() -> None:
     for name, figures in networks.items():
         rows = [[row["setting"], *(row.get(c) for c in columns)] for row in figures["rows"]]
         print_table(f"{name}, {figures['base']:.1f} % before", ["pruned", *columns], rows)
-    if options.fit:
-        found = fitted(list(rows_to_fit(networks)), "fresh")
-        print("errors without dents:", without_dents(found["errors"]))
-        for name, figures in found["networks"].items():
-            print(name, {key: value for key, value in figures.items() if key != "points"})
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def measure(case: Case, method: str, ratio: float) -> Row:
         export_onnx(made_from, case.network.example, plain)
         quantise_onnx(plain, int8, list(prepared.fresh.collection().batches))
         quantised = OnnxNetwork(int8)
-        told = prepared.judges.forecaster(quantised, made_from=made_from)
+        told = prepared.judges.forecaster(quantised)
         now = case.accuracy(quantised)
     before = case.accuracy(case.network.model)
     return {

@@ -92,7 +92,7 @@ def test_int8_answers_like_the_network_it_was_made_from(slim: Path, tmp_path: Pa
     export_onnx(network.model, network.example, tmp_path / "m.onnx")
     quantise_onnx(tmp_path / "m.onnx", tmp_path / "q.onnx", list(fresh.collection().batches))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "q.onnx"]
-    forecaster = Forecaster(network.model, fresh.forecasting)
+    forecaster = Forecaster(network.model, fresh.forecasting())
     told = forecaster(OnnxNetwork(tmp_path / "q.onnx"))
     assert told.agreement is not None and told.agreement > 0.93
     assert forecaster(OnnxNetwork(tmp_path / "m.onnx")).agreement == 1

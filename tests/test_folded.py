@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from benchmarks.folded import folded, without_dents
+from benchmarks.folded import folded
 from lbyl.cli.compress import told_first
 from lbyl.inputs.batches import FreshInputs
 from lbyl.inputs.procedural import channels_first, procedural_images
 from lbyl.inputs.spectrum import match_first_batchnorm, match_first_biases, strength_and_mean
 from lbyl.models import Network, resolve
 from lbyl.restoring.divergence import as_scores
-from lbyl.restoring.forecast import FORGOT, FRESH, Forecast, Forecaster
+from lbyl.restoring.forecast import CALIBRATIONS, Forecast, Forecaster
 from lbyl.statistics.collect import FORGOTTEN
 from support import quick
 from support.networks import build, consumer_samples, example
@@ -89,8 +89,8 @@ def test_it_is_said_and_forecast_with_wide_bounds() -> None:
     assert FORGOTTEN not in lbyl.compress(model, x, 0.3).fallbacks
     own = torch.randn(200, *x.shape[1:])
     assert FORGOTTEN not in lbyl.compress(plain, x, 0.3, data=own).fallbacks
-    assert lbyl.prepare(plain, x).judges.forecaster.calibration is FORGOT
-    assert lbyl.prepare(model, x).judges.forecaster.calibration is FRESH
+    assert lbyl.prepare(plain, x).judges.forecaster.calibration is CALIBRATIONS["folded"]
+    assert lbyl.prepare(model, x).judges.forecaster.calibration is CALIBRATIONS["fresh"]
     assert max(map(len, str(result).splitlines())) < 100
 
 
@@ -224,8 +224,3 @@ def test_a_network_that_takes_channels_last_reads_images_of_files() -> None:
 def test_fallbacks_are_shown_the_first_of_many() -> None:
     assert told_first(()) == [] and told_first(("a", "b")) == ["a", "b"]
     assert told_first(("a", "b", "c", "d", "e"))[3:] == ["and 2 more: see fallbacks in plan.json"]
-
-
-def test_bounds_have_no_dents() -> None:
-    errors = [(0.0, 0.2, 0.1), (0.5, 0.1, 0.3), (1.0, 0.4, 0.0)]
-    assert without_dents(errors) == [(0.0, 0.2, 0.1), (0.5, 0.3, 0.3), (1.0, 0.4, 0.0)]

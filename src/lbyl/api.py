@@ -7,6 +7,7 @@ share: its graph, its statistics by source, inputs it has not seen.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, wraps
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.choosing import Chooser, Judges, Trial
-from lbyl.errors import LbylError
+from lbyl.errors import LbylError, LostWarning
 from lbyl.graph.patterns import listed, names_attention
 from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.graph.weights import unit_weights
@@ -358,15 +359,12 @@ class Prepared:
 
     @memory_kept()
     @_at_work
-    def forecast(self, slim: nn.Module, by_batch: Tensor | None = None) -> Forecast | None:
-        """How much accuracy a slim network keeps; None where no input for it can be drawn.
-
-        `by_batch` are its scores in the second pass, where they are known already.
-        """
+    def forecast(self, slim: nn.Module) -> Forecast | None:
+        """How much accuracy a slim network keeps; None where no input for it can be drawn."""
         told = self.progress or (lambda *at: None)
         told("forecasting", 0, 1)
         try:
-            return self.judges.forecast(slim, by_batch)
+            return self.judges.forecaster(slim)
         except Exception as error:  # the network is cut and restored: its model runs or does not
             note(f"no forecast: {first_line(error)}")
             return None
@@ -414,9 +412,6 @@ class Prepared:
         timed = compare(models, self.example_inputs, device_of(self.model))
         return timed["slim"].median / timed["original"].median
 
-    @young_objects_only()
-    @memory_kept()
-    @_at_work
     def compress(
         self,
         ratio: Amount | None = None,
@@ -428,7 +423,12 @@ class Prepared:
     ) -> Result:
         """A smaller network and what was done to it; see `lbyl.compress` for the arguments."""
         check_steps(refine)
-        task = Task.of(ratio, criterion, method, multiple_of)
+        return _warned(self._compressed(Task.of(ratio, criterion, method, multiple_of), refine))
+
+    @young_objects_only()
+    @memory_kept()
+    @_at_work
+    def _compressed(self, task: Task, refine: Steps = 0) -> Result:
         self._check_prunable()
         if getattr(task.method, "sequential", False) and self.own is None:
             raise LbylError("sequential=True needs data=: inputs of your own to fit on")
@@ -454,8 +454,9 @@ class Prepared:
             if refine:
                 refinement = self._refine(restored.model, indices, refine)
                 clock.lap("refine")
-            # Steps change what a second run showed; nothing else here does.
-            forecast = self.forecast(restored.model, None if refine else trial.scores)
+            # Where a size was found by it, what was checked is of this network, unless it changed.
+            forecast = None if refine or corrections.sequential else trial.forecast
+            forecast = forecast or self.forecast(restored.model)
             clock.lap("forecast")
         before = () if statistics is None else statistics.fallbacks
         source = None if statistics is None else statistics.source
@@ -523,7 +524,7 @@ class Prepared:
         fallbacks = tuple(dict.fromkeys([*result.fallbacks, *notes]))
         seconds = {**result.seconds, "refine": time.perf_counter() - start}
         result = replace(result, model=slim, refinement=done, forecast=forecast)
-        return replace(result, seconds=seconds, fallbacks=fallbacks)
+        return _warned(replace(result, seconds=seconds, fallbacks=fallbacks))
 
     def _refine(self, slim: nn.Module, indices: Mapping[Axis, Tensor], steps: Steps) -> Refinement:
         """Refine a slim model in place, on data-free inputs or on the user's own."""
@@ -563,7 +564,7 @@ class Prepared:
         for method in map(methods_registry.resolve, methods):
             for ratio in ratios:
                 by = None if method.chooses else criterion
-                result = self.compress(ratio, criterion=by, method=method)
+                result = self._compressed(Task.of(ratio, by, method, None))
                 points.append(EstimatePoint.of(ratio, result))
                 if self.progress:
                     self.progress("estimating", len(points), len(methods) * len(ratios))
@@ -668,6 +669,13 @@ def check_data_used(data: Data | None, task: Task, refine: Steps) -> None:
         f"{task.method.correction!r} looks at no data: leave data= out, or choose another "
         "method, criterion or correction"
     )
+
+
+def _warned(result: Result) -> Result:
+    """The result, with a warning where the network is lost."""
+    if result.lost:
+        warnings.warn(f"the smaller network is lost: {result.forecast}", LostWarning, stacklevel=3)
+    return result
 
 
 def _joined(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Graph
 from lbyl.inputs.batches import FreshInputs, InputBatches
+from lbyl.inputs.loader import halves
 from lbyl.planning.allocation import Allocation, Allocator, Counts, Scores, Sensitivity, spare
 from lbyl.planning.budget import Budget, Sizes, curves, unit_influence, within_error
 from lbyl.planning.criteria import Criterion
@@ -24,13 +25,14 @@ from lbyl.planning.ratio import counts as ratio_counts
 from lbyl.planning.ratio import steps_of
 from lbyl.planning.task import Chosen, Task, make_plan
 from lbyl.restoring.divergence import Divergence
-from lbyl.restoring.forecast import FORGOT, FRESH, Forecast, Forecaster
+from lbyl.restoring.forecast import CALIBRATIONS, Calibration, Forecast, Forecaster
 from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, move_running_stats
 from lbyl.restoring.rewrite import Restoration, restore, silencing, solve_ahead
 from lbyl.restoring.solving import Solver
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import kept_indices
 from lbyl.torchkit.fallbacks import noting
+from lbyl.torchkit.format import counted
 from lbyl.torchkit.processes import agreed
 from lbyl.torchkit.run import Inputs, Progress, device_of
 from lbyl.torchkit.surroundings import threads_for
@@ -94,34 +96,48 @@ class Judges:
         return batches[: max(1, len(batches) * WHOLE // part)]
 
     @cached_property
+    def calibration(self) -> Calibration:
+        """What equal answers mean for accuracy, on the inputs that networks are compared on."""
+        if self.held is not None:
+            return CALIBRATIONS["own"]
+        return CALIBRATIONS["folded" if self.graph.forgot else "fresh"]
+
+    @cached_property
     def forecaster(self) -> Forecaster:
         """Tells how much accuracy a network keeps: on own inputs, else on fresh ones."""
         if self.held is not None:
-            return Forecaster(self.model, list(self.held.batches), "own")
-        second_pass = self._fresh_pass if self.normalising else self.second_pass
-        compared = self.graph.norms and second_pass.inputs.batch_statistics
-        return Forecaster(
-            self.model,
-            self.fresh.forecasting,
-            second_pass=second_pass if compared else None,
-            calibration=FORGOT if self.graph.forgot else FRESH,
-        )
+            return self._forecaster(list(self.held.batches))
+        return self._forecaster(self.fresh.forecasting())
 
-    def forecast(self, slim: nn.Module, scores: Tensor | None = None) -> Forecast:
-        """How much accuracy a network keeps, which gave these `scores` in the second pass."""
-        return self.forecaster(slim, by_batch=None if self.normalising else scores)
+    @cached_property
+    def choosing(self) -> Forecaster:
+        """The same on inputs that choices are made by: half of the user's own, or others drawn."""
+        if self.held is not None:
+            return self._forecaster(halves(self.held, self._whole_batches)[0])
+        return self._forecaster(self.fresh.judging(WHOLE))
+
+    def checking(self, kept: float, attempt: int) -> Forecaster:
+        """The same on inputs that no choice has seen, as many as pay where `kept` is promised.
+
+        Fresh ones are others at every attempt. Of the user's own there is one other half.
+        """
+        if self.held is not None:
+            return self._forecaster(halves(self.held, self._whole_batches)[1])
+        count = self.calibration.inputs_for(kept)
+        return self._forecaster(self.fresh.forecasting(attempt, count))
+
+    @property
+    def _whole_batches(self) -> bool:
+        return self.fresh.fixed_batch is not None
+
+    def _forecaster(self, batches: Sequence[Inputs]) -> Forecaster:
+        source = "fresh" if self.held is None else "own"
+        return Forecaster(self.model, batches, source, self.calibration)
 
     @cached_property
     def second_pass(self) -> SecondPass:
         """What networks show that run once more, to recalibrate them."""
-        if self.normalising is None:
-            return self._fresh_pass
-        return SecondPass(self.model, self.normalising)
-
-    @cached_property
-    def _fresh_pass(self) -> SecondPass:
-        """The same on inputs that no collection has seen."""
-        return SecondPass(self.model, self.fresh.second_pass)
+        return SecondPass(self.model, self.normalising or self.fresh.second_pass)
 
 
 @dataclass(frozen=True)
@@ -134,11 +150,7 @@ class Trial:
     seen: Seen | None = None  # of the slim network in the second pass, where it ran
     allocation: Allocation | None = None  # None: there was nothing to choose
     fallbacks: tuple[str, ...] = ()
-
-    @property
-    def scores(self) -> Tensor | None:
-        """Of the slim network in the second pass, where it ran and gave any."""
-        return None if self.seen is None else self.seen.scores
+    forecast: Forecast | None = None  # where the size was found by it, and checked
 
 
 def preferred(scores: Sequence[float]) -> int:
@@ -177,9 +189,15 @@ class Chooser:
         if isinstance(task.amount, Plan):
             task.amount.check(self.graph)
             return self.trial(task.amount)
-        allocation = None
-        if isinstance(task.amount, Budget):  # widths by the last criterion, which knows most
-            allocation = self._within(task.amount, task.criteria[-1])
+        if not isinstance(task.amount, Budget):
+            return self._best_of(None)
+        if task.amount.keep is not None:
+            return self._keeping(task.amount)
+        return self._best_of(self._within(task.amount, task.criteria[-1]))
+
+    def _best_of(self, allocation: Allocation | None) -> Trial:
+        """By the criterion whose network diverges clearly less; widths are those of the last."""
+        task = self.task
         if len(task.criteria) == 1:
             return self._by(task.criteria[0], allocation)
         scores, makers = zip(*(self._scored(each, allocation) for each in task.criteria))
@@ -381,13 +399,25 @@ class Chooser:
 
     def _within(self, budget: Budget, criterion: Criterion | None) -> Allocation:
         """The best allocation within a budget."""
-        assert self.statistics is not None
-        by_unit = curves(self.model, self.graph, self.statistics)
-        multiple_of = steps_of(self.graph, self.task.multiple_of)
         if budget.max_error is not None:
             if budget.uniform:
                 raise LbylError("uniform widths have no max_error: give macs= or params= instead")
+            assert self.statistics is not None
+            by_unit = curves(self.model, self.graph, self.statistics)
+            multiple_of = steps_of(self.graph, self.task.multiple_of)
             return Allocation(within_error(by_unit, budget.max_error, multiple_of), "max_error")
+        allocator, sizes = self._allocator(budget, criterion)
+        if budget.latency is not None:
+            return allocator.choose_by_latency(budget.latency, self.time_fraction)
+        if budget.params is not None:
+            return self._met(allocator, "parameters", budget.params, sizes, criterion)
+        return self._met(allocator, "macs", budget.macs or 1.0, sizes, criterion)
+
+    def _allocator(self, budget: Budget, criterion: Criterion | None) -> tuple[Allocator, Sizes]:
+        """What shares out a budget over units, and what that costs."""
+        assert self.statistics is not None
+        by_unit = curves(self.model, self.graph, self.statistics)
+        multiple_of = steps_of(self.graph, self.task.multiple_of)
         sizes = Sizes(self.graph, self.model, self.solver.bare(self.graph.consumers.values()))
         by = None if criterion is None else criterion.to_dict()
         key = f"{self.task.method.to_dict()} {by} {multiple_of} {budget.params is not None}"
@@ -402,13 +432,7 @@ class Chooser:
             self.judges.measured.setdefault(key, {}),
             budget.uniform,
         )
-        if budget.latency is not None:
-            return allocator.choose_by_latency(budget.latency, self.time_fraction)
-        if budget.keep is not None:
-            return allocator.choose_by_forecast(budget.keep, self._forecast(criterion))
-        if budget.params is not None:
-            return self._met(allocator, "parameters", budget.params, sizes, criterion)
-        return self._met(allocator, "macs", budget.macs or 1.0, sizes, criterion)
+        return allocator, sizes
 
     def _met(
         self,
@@ -435,25 +459,52 @@ class Chooser:
             "(residual=True, include=)"
         )
 
-    def _forecast(self, criterion: Criterion | None) -> Callable[[Counts], float]:
-        """The fraction of the accuracy that a network with these widths is forecast to keep."""
+    def _keeping(self, budget: Budget) -> Trial:
+        """The smallest network that keeps so much at least, by inputs that no choice has seen.
 
-        def kept(counts: Counts) -> float:
+        Its size is found on others. If it misses, the next larger sizes are compared, each on
+        inputs of its own.
+        """
+        asked, most = budget.keep or 0.0, self.judges.calibration.most
+        if asked > most:
+            raise LbylError(
+                f"keep={asked} cannot be promised of any pruned network: without labels the most "
+                f"is {most:.1%}; ask for less, or give macs=, params= or latency="
+            )
+        criterion = self.task.criteria[-1]
+        allocator, _ = self._allocator(budget, criterion)
+        sizes, low, attempt = allocator.choose_by_forecast(asked, self._at_least(criterion)), 0.0, 0
+        for attempt, allocation in enumerate(sizes):
+            trial = self._best_of(allocation)
+            told = self.judges.checking(asked, attempt)(trial.restored.model)
+            low = told.low or 0.0
+            if low >= asked:
+                return replace(trial, forecast=told)
+        raise LbylError(
+            f"no pruned network can be promised to keep {asked:.1%} of the accuracy: the last of "
+            f"{counted(attempt + 1, 'size')} keeps at least {low:.1%} by inputs that no choice has "
+            "seen; ask for less, or give 128 or more inputs of your own (data=)"
+        )
+
+    def _at_least(self, criterion: Criterion | None) -> Callable[[Counts], float]:
+        """The fraction of the accuracy that a network with these widths keeps at least."""
+
+        def low(counts: Counts) -> float:
             trial = self.trial(self._plan(counts, criterion))
-            told = self.judges.forecast(trial.restored.model, trial.scores)
+            told = self.judges.choosing(trial.restored.model)
             if told.one_answer:
                 raise LbylError(
                     "keep= is a fraction of accuracy, and this network answers alike all inputs "
                     "that it could be judged on: give macs=, params= or latency=, or data="
                 )
-            if told.kept is None:
+            if told.low is None:
                 raise LbylError(
                     "keep= is a fraction of accuracy, and this network's outputs are not one "
                     "vector of scores an example: give macs=, params= or latency= instead"
                 )
-            return told.kept
+            return told.low
 
-        return kept
+        return low
 
     def _sparing(self, trial: Trial, counts: Counts, criterion: Criterion | None) -> Trial:
         """A plain ratio less the units that cost much and save little."""

@@ -280,13 +280,12 @@ def _forecasts(
 ) -> dict[str, Forecast | None]:
     """What each keeps of the original's accuracy, by name."""
     found: dict[str, Forecast | None] = {}
-    last = list(models.values())[-1]
     for name in [*models, *(name for name in files if name not in models)]:
         try:
             if name in models:
                 found[name] = forecaster(models[name])
             else:
-                found[name] = forecaster(OnnxNetwork(files[name], threads), made_from=last)
+                found[name] = forecaster(OnnxNetwork(files[name], threads))
         except Exception as error:  # a runtime may refuse a batch that PyTorch takes
             note(f"{name}: answers were not compared: {first_line(error)}")
             found[name] = None

@@ -19,6 +19,7 @@ from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import tensors
 
 WIDTH = 98  # of what is printed
+UNKNOWN = "no forecast: nothing is known of the accuracy that is kept"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,18 @@ class Result:
     fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
     forecast: Forecast | None = None  # how much accuracy is kept, told without data
     example: Inputs = field(default=None, repr=False, compare=False)  # the network was traced on
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is forecast to keep less than half of the accuracy, at best."""
+        return self.forecast is not None and self.forecast.lost
+
+    @property
+    def expected(self) -> list[str]:
+        """How much accuracy is kept, and what stands behind that, a line each."""
+        if self.forecast is None:
+            return [UNKNOWN]
+        return [line for line in (str(self.forecast), self.forecast.standing) if line]
 
     def behind(self, plan: Plan, before: Size) -> Result:
         """The same told of the network that `plan` had made smaller before, of size `before`."""
@@ -180,7 +193,7 @@ class Result:
             for noun, key in (("parameters", "parameters"), ("MACs", "macs"), ("bytes", "bytes"))
         ]
         lines = [
-            *textwrap.wrap(f"{self.forecast}" if self.forecast else "", WIDTH),
+            *(part for line in self.expected for part in textwrap.wrap(line, WIDTH)),
             *textwrap.wrap(self.story, WIDTH),
             f"{counted(len(self.rows), 'unit')}, {sum(self.seconds.values()):.2f} s",
             *(

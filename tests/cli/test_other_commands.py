@@ -49,7 +49,7 @@ def test_estimate_tells_what_is_kept_at_every_ratio(run: Any, run_json: Any) -> 
     assert kept[0] > kept[1] and points[0]["macs"] > points[1]["macs"]
     shown = run("estimate", *arguments, "--full").stdout
     assert "keeps about" in shown and "70 % pruned" in shown and "restored by echo" in shown
-    largest = max((p["ratio"] for p in points if p["forecast"]["kept"] >= 0.95), default=None)
+    largest = max((p["ratio"] for p in points if p["forecast"]["low"] >= 0.95), default=None)
     assert largest is not None and f"recommended: --ratio {largest:g} --method echo" in shown
 
 

@@ -38,7 +38,7 @@ def test_the_forecast_comes_first_and_the_truth_beside_it(run: Any, run_json: An
 
 def test_keep_is_a_budget_like_the_others(run: Any, run_json: Any) -> None:
     found = run_json("compress", *DIGITS, "--keep", "0.8", "--criterion", "l2")
-    assert found["forecast"]["kept"] >= 0.8
+    assert found["forecast"]["low"] >= 0.8
     assert found["after"]["macs"] < found["before"]["macs"]
     wrong = run("compress", *DIGITS, "--keep", "0.8", "--macs", "0.5", code=2)
     assert "several budgets" in wrong.stderr

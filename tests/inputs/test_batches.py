@@ -146,7 +146,7 @@ def test_the_forecast_runs_batches_whose_memory_a_processor_uses_again(
     side: int, count: int, together: int
 ) -> None:
     fresh = FreshInputs(nn.Identity(), torch.zeros(1, 1, side, side), count=count)
-    sizes = [len(batch) for batch in fresh.forecasting]
+    sizes = [len(batch) for batch in fresh.forecasting()]
     assert max(sizes) == together and sum(sizes) == count // batches.FORECAST
 
 

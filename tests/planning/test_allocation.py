@@ -12,6 +12,7 @@ from lbyl.errors import LbylError
 from lbyl.planning.allocation import (
     ALONE,
     HALVINGS,
+    LARGER,
     Allocator,
     Score,
     Scores,
@@ -204,6 +205,9 @@ def test_the_largest_network_within_the_time_is_found(target: float) -> None:
     assert target - 0.04 < cost(best.counts) / 400 <= target
     exactly = search.choose_by_latency(target, lambda counts: target)
     assert cost(exactly.counts) > 0.95 * 400
+    measured = iter([target] * HALVINGS + [0.8 * target])
+    with pytest.raises(LbylError, match=f"{target:.1%} of .* says {0.8 * target:.1%}"):
+        search.choose_by_latency(target, lambda counts: next(measured))
     with pytest.raises(LbylError, match=f"takes {target:.0%} of the original"):
         search.choose_by_latency(target, lambda counts: 1.0)
 
@@ -213,20 +217,23 @@ def test_the_smallest_network_that_keeps_enough_is_found(target: float) -> None:
     search = allocator({"a": 1.0, "b": 1.0, "c": 1.0}, [])
     told: list[tuple[str, int, int]] = []
     search.progress = lambda *step: told.append(step)
-    best = search.choose_by_forecast(target, lambda counts: cost(counts) / 400)
+    sizes = list(search.choose_by_forecast(target, lambda counts: cost(counts) / 400))
+    best = sizes[0]
+    costs = [cost(size.counts) for size in sizes]
+    assert costs == sorted(set(costs)) and 2 <= len(costs) <= 1 + LARGER
     assert target <= cost(best.counts) / 400 < target + 0.04
     assert [s[1:] for s in told if s[0] == "trying sizes"] == [
         (i, HALVINGS) for i in range(1, HALVINGS + 1)
     ]
-    exactly = search.choose_by_forecast(target, lambda counts: target)
+    exactly = next(search.choose_by_forecast(target, lambda counts: target))
     assert cost(exactly.counts) < 0.15 * 400
     with pytest.raises(LbylError, match="ask for less"):
-        search.choose_by_forecast(target, lambda counts: 0.0)
+        next(search.choose_by_forecast(target, lambda counts: 0.0))
 
 
 def test_everything_may_be_pruned_as_far_as_it_goes() -> None:
     search = allocator({"a": 1.0, "b": 1.0, "c": 1.0}, [])
-    best = search.choose_by_forecast(0.5, lambda counts: 1.0)
+    best = next(search.choose_by_forecast(0.5, lambda counts: 1.0))
     assert cost(best.counts) / 400 < 0.1 + 2 / 2**HALVINGS + 0.035
     assert set(search.candidates(0.1)) == {"uniform"}
     with pytest.raises(LbylError, match=r"has 10\.0% of the cost, 9\.9% were asked for"):

@@ -6,6 +6,7 @@ import functools
 import importlib
 import signal
 import sys
+import warnings
 from types import FrameType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 import lbyl
 from lbyl.cli.errors import OneLineGroup
+from lbyl.errors import LostWarning
 
 
 class Entry(NamedTuple):
@@ -113,6 +115,7 @@ def start(
 def main() -> None:
     """The program `lbyl`."""
     signal.signal(signal.SIGTERM, _end)
+    warnings.simplefilter("ignore", LostWarning)  # the commands say it in their own words
     app(prog_name="lbyl")
 
 

@@ -203,6 +203,6 @@ def show(screen: Screen, model: str, original: float | None, rows: list[dict[str
             screen.say(f"[dim]{plain(row['method'])} at {row['ratio']:g}: {refinement}[/]")
     if not measured:
         screen.say(
-            "[dim]keeps about: accuracy forecast to be kept, in nine cases of ten within the "
-            "bounds; error: of the consumers' outputs; with --test accuracy is measured[/]"
+            "[dim]keeps about: accuracy forecast to be kept, and its bounds; error: of the "
+            "consumers' outputs; with --test accuracy is measured[/]"
         )

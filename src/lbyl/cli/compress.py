@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from lbyl import Result
 from lbyl.cli import options as o
-from lbyl.cli.errors import UsageError, guarded, usage
+from lbyl.cli.errors import UsageError, fail, guarded, usage
 from lbyl.cli.files import DEPLOYMENT, Package, Runtimes, loading
 from lbyl.cli.parse import (
     check_limit,
@@ -26,9 +26,10 @@ from lbyl.deploy import HEADINGS, OnnxNetwork, step_texts, target_of
 from lbyl.latency import Timing, compare
 from lbyl.models import Network
 from lbyl.models.blocks import compress_blocks
+from lbyl.planning.allocation import check_time
 from lbyl.planning.ratio import check_ratio
 from lbyl.planning.task import DEFAULT_CRITERION, DEFAULT_RATIO
-from lbyl.restoring.forecast import Forecast
+from lbyl.result import UNKNOWN
 from lbyl.storage import INT8 as INT8_FILE
 from lbyl.torchkit.format import counted, human, percent, percent_change
 from lbyl.torchkit.run import device_of
@@ -42,6 +43,9 @@ TARGET = "onnx-cpu, tensorrt or executorch: widths that it likes, and the file t
 For = Annotated[str | None, o.output_option("--target", metavar="NAME", help=TARGET)]
 Report = Annotated[bool, o.output_option(help="Write report.html.")]
 BY_BLOCK = "Read hf:DIR block by block, never all of it: ratios, l2 or echo, --include, --out."
+ANYWAY = "Write a network that is forecast to keep less than half of the accuracy, too."
+Anyway = Annotated[bool, o.output_option("--anyway", help=ANYWAY)]
+LOST = 3  # the status of a network that was not written because it is lost
 ByBlock = Annotated[bool, o.output_option("--by-block", help=BY_BLOCK)]
 
 
@@ -76,6 +80,7 @@ def compress(
     int8: Int8 = False,
     target: For = None,
     report: Report = True,
+    anyway: Anyway = False,
     by_block: ByBlock = False,
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -111,13 +116,17 @@ def compress(
     with screen.stage("compressing"):
         result = prepared.compress(amount, refine=refine, **how)
     accuracy.measure("slim", "accuracy of the smaller one", result.model)
-    times = timed(screen, network, result) if latency is not None else {}
+    times = timed(screen, network, result, latency) if latency is not None else {}
     settings = {**where, "data": data, "seed": seed}
     package = Package(network, prepared, result, accuracy.found or None, times or None, settings)
-    written = package.write(screen, out, runtimes, report) if out else {}
-    if out and runtimes.int8 and test:
+    refused = result.lost and not anyway
+    written = package.write(screen, out, runtimes, report) if out and not refused else {}
+    if written and runtimes.int8 and test:
         accuracy.measure("int8", "accuracy in int8", OnnxNetwork(out / INT8_FILE, threads))
     show(screen, package.named, result, accuracy.found or None, written, times)
+    if refused:
+        fail("the smaller network is lost: nothing was written; prune less, or add --anyway", LOST)
+    show_files(screen, package.named, written)
 
 
 def check_by_block(model: str, out: Path | None, amount: Any, runtimes: Runtimes) -> None:
@@ -154,14 +163,16 @@ def compress_by_block(
             progress=screen.progress,
         )
     screen.data({"model": model, "out": str(out), **asdict(report), "directory": str(out)})
-    screen.say(*(plain(line) for line in str(report).splitlines()))
+    screen.say(*(plain(line) for line in [*str(report).splitlines(), UNKNOWN]))
 
 
-def timed(screen: Screen, network: Network, result: Result) -> dict[str, Timing]:
+def timed(screen: Screen, network: Network, result: Result, asked: float) -> dict[str, Timing]:
     """The time of both networks, measured in turns, where time was what the budget is of."""
     models = {"original": network.model, "slim": result.model}
     with screen.stage("timing both networks"):
-        return compare(models, network.example, device_of(network.model))
+        times = compare(models, network.example, device_of(network.model))
+    check_time(asked, times["slim"].median / times["original"].median)
+    return times
 
 
 def check_target(out: Path | None, onnx: bool, int8: bool, target: str | None) -> Runtimes:
@@ -209,19 +220,19 @@ def show(
     """How much is kept, what was done and a table, or all of it as JSON."""
     document = {"model": network.name, **result.to_dict(plan=False), "stages": screen.seconds}
     seconds = {name: timing.median for name, timing in times.items()} or None
-    told = {"story": result.story, "accuracy": accuracy, "latency": seconds}
+    told: dict[str, Any] = {"story": result.story, "lost": result.lost}
+    told |= {"accuracy": accuracy, "latency": seconds}
     screen.data(document | told | written)
-    screen.say("", *(bold(line) for line in kept(result.forecast, accuracy)))
+    screen.say("", *(bold(line) for line in kept(result, accuracy)))
     screen.say(
         f"{bold(network.name)}: {pruned(result)}",
-        f"[dim]{plain(result.story)}[/]",
+        *(f"[dim]{plain(line)}[/]" for line in [*result.expected[1:], result.story]),
         table(["", "before", "after", "change"], figures(result, accuracy, seconds)),
     )
     for line in remarks(network, result):
         screen.say(f"[dim]{plain(line)}[/]")
     for line in told_first(result.fallbacks):
         screen.warn(line)
-    show_files(screen, network, written)
 
 
 def told_first(fallbacks: Sequence[str]) -> list[str]:
@@ -269,9 +280,9 @@ def show_files(screen: Screen, network: Network, written: dict[str, Any]) -> Non
     screen.say(*(f"    [cyan]{plain(line)}[/]" for line in lines), "")
 
 
-def kept(forecast: Forecast | None, accuracy: dict[str, float] | None) -> list[str]:
+def kept(result: Result, accuracy: dict[str, float] | None) -> list[str]:
     """The first figure: how much accuracy is kept, and the truth beside it where it is known."""
-    lines = [] if forecast is None else [f"forecast: {forecast}"]
+    lines = [UNKNOWN if result.forecast is None else f"forecast: {result.forecast}"]
     if accuracy and accuracy["original"]:
         fraction = accuracy["slim"] / accuracy["original"]
         lines.append(f"measured: keeps {percent(fraction)} of the accuracy")

@@ -76,8 +76,8 @@ def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
     screen.say(f"\n{bold(model)}: accuracy forecast to be kept, without data", table(columns, rows))
     if any(p.forecast is not None and p.forecast.kept is not None for p in predicted.points):
         screen.say(
-            "[dim]the interval holds the accuracy kept in nine cases of ten; MACs and parameters "
-            "are what is left of them[/]"
+            "[dim]the interval is that of the networks behind the forecast, each left out in turn; "
+            "MACs and parameters are what is left of them[/]"
         )
         screen.say(_advice(model, predicted.points))
     if full:
@@ -89,14 +89,14 @@ def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
 
 def _advice(model: str, points: Sequence[EstimatePoint]) -> str:
     """The ratio to pick, with the command."""
-    kept = [None if p.forecast is None else p.forecast.kept for p in points]
+    kept = [None if p.forecast is None else p.forecast.low for p in points]
     index = recommend([(p.macs, k) for p, k in zip(points, kept)])
     if index is None:
-        return f"none of these is forecast to keep {percent(KEEP)}: prune less, or --refine"
+        return f"none of these keeps {percent(KEEP)} at least: prune less, or --refine"
     point = points[index]
     return (
         f"recommended: {bold(f'--ratio {point.ratio:g} --method {point.method}')}, the smallest of "
-        f"these that is forecast to keep {percent(KEEP)}; between them: "
+        f"these that keeps {percent(KEEP)} at least; between them: "
         f"[cyan]lbyl compress {plain(model)} --keep {KEEP:g}[/]"
     )
 

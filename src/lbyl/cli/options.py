@@ -143,7 +143,8 @@ Params = Annotated[float | None, _budget(help="Budget: parameters that may stay.
 Latency = Annotated[float | None, _budget(help="Budget: measured time that may stay.")]
 MaxError = Annotated[float | None, _budget(help="Budget: predicted error allowed in a layer.")]
 Keep = Annotated[
-    float | None, _budget(help="Budget: accuracy to keep; the smallest network forecast to do so.")
+    float | None,
+    _budget(help="Budget: accuracy to keep at least, by the forecast."),
 ]
 Method = Annotated[str, _method(metavar="NAME", help="The method.", autocompletion=complete_method)]
 Methods = Annotated[

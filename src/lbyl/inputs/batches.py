@@ -234,17 +234,19 @@ class FreshInputs:
             return list(self._texts(self._held(JUDGING, max(1, part // JUDGED)), {}).batches)
         return _held_or_drawn(self._draw(max(8, self._asked() // part), JUDGING))
 
-    @cached_property
-    def forecasting(self) -> Sequence[Inputs]:
-        """Inputs that neither anything was fitted on nor any choice was made by."""
+    def forecasting(self, attempt: int = 0, least: int = 0) -> Sequence[Inputs]:
+        """Inputs that neither anything was fitted on nor any choice was made by.
+
+        They are others for every attempt, and `least` at least where they are not texts written.
+        """
         if self._writes:
             return list(self._texts(self._held(FORECASTING), {}).batches)
-        count = max(8, self._asked() // FORECAST)
+        count = max(8, self._asked() // FORECAST, least)
         size = FORECAST_BATCH
         if device_of(self.model).type == "cpu":
             pixels = math.prod(_image_shape(self.example_inputs)[1:])
             size = max(1, min(size, FORECAST_PIXELS // max(1, pixels)))
-        return _held_or_drawn(self._draw(count, FORECASTING, size))
+        return _held_or_drawn(self._draw(count, FORECASTING + attempt, size))
 
     def _held(self, what: int, part: int = 1) -> Inputs:
         """1/`part` of the texts that were not collected on, those for judging or the forecast."""

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.inputs.batches import LEAST_BATCH, InputBatches
-from lbyl.inputs.examples import part_of, regrouped, rows_in
+from lbyl.inputs.examples import part_of, regrouped, rows_in, some_rows
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode
 
@@ -67,6 +67,23 @@ class OwnInputs:
 def examples_in(batches: Iterable[Inputs]) -> int:
     """How many there are; a batch that does not tell is one."""
     return sum(rows_in(batch) or 1 for batch in batches)
+
+
+def halves(inputs: InputBatches, whole: bool = False) -> tuple[list[Inputs], list[Inputs]]:
+    """Every second example, and the others; `whole`: every second batch, none taken apart.
+
+    Where there is one batch only that cannot be taken apart it is both.
+    """
+    batches = list(inputs.batches)
+    sizes = [rows_in(batch) for batch in batches]
+    if whole or None in sizes:
+        return batches[::2], batches[1::2] or batches
+    parts: tuple[list[Inputs], list[Inputs]] = [], []
+    for batch, size in zip(batches, sizes):
+        for first, part in enumerate(parts):
+            rows = torch.arange(first, size or 0, 2)
+            part.extend([some_rows(batch, rows, size)] if len(rows) else [])
+    return parts
 
 
 def _with(inputs: InputBatches, batches: list[Inputs]) -> InputBatches:

@@ -10,7 +10,7 @@ Nothing here cuts a network: what an allocation does is asked of a function that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -46,6 +46,8 @@ BLENDS = {"predicted": (1.0,), "measured": (0.75, 1.0)}  # with the uniform one
 DEAR = 4.0  # a unit is dear whose part of the harm is so many times its part of the saving,
 SMALL = 0.1  # and all that are spared together save no more than this of the whole saving
 HALVINGS = 7  # of the range of sizes, where one is looked for
+LARGER, LARGER_BY = 3, 1 / 32  # so many larger sizes are tried, each by such a part of the cost
+NEAR = 0.1  # of the time asked for: what is measured at last may be so far from it
 
 
 @dataclass(frozen=True)
@@ -148,34 +150,47 @@ class Allocator:
         Which allocation is best is found out at that fraction of the cost; its size by bisection.
         """
         best = self.choose(max(target, self._least_fraction()))
-        fitting = self._bisect(best.name, lambda c: time_fraction(c) <= target, largest=True)
-        if fitting is None:
+        size = self._bisect(best.name, lambda c: time_fraction(c) <= target, largest=True)
+        if size is None:
             raise LbylError(f"no pruned network takes {target:.0%} of the original's time here")
-        return replace(best, counts=fitting)
+        best = replace(best, counts=self._named(best.name, size) or best.counts)
+        check_time(target, time_fraction(best.counts))
+        return best
 
-    def choose_by_forecast(self, target: float, kept: Callable[[Counts], float]) -> Allocation:
-        """The smallest network that is forecast to keep `target` of the original's accuracy.
+    def choose_by_forecast(
+        self, target: float, low: Callable[[Counts], float]
+    ) -> Iterator[Allocation]:
+        """The smallest network that keeps `target` of the accuracy at least, then larger ones.
 
         Which allocation is best is found out at a size in between; the size itself by bisection.
         """
         best = self.choose(max(ALONE, self._least_fraction()))
-        fitting = self._bisect(best.name, lambda c: kept(c) >= target, largest=False)
-        if fitting is None:
-            raise LbylError(
-                f"no pruned network is forecast to keep {target:.1%} of the accuracy: ask for less"
-            )
-        return replace(best, counts=fitting)
 
-    def _bisect(
-        self, name: str, fits: Callable[[Counts], bool], *, largest: bool
-    ) -> dict[str, int] | None:
+        def fits(counts: Counts) -> bool:
+            return counts != self.channels and low(counts) >= target
+
+        smallest = self._bisect(best.name, fits, largest=False)
+        if smallest is None:
+            raise LbylError(
+                f"no pruned network can be promised to keep {target:.1%} of the accuracy: ask for "
+                "less, or give 128 or more inputs of your own (data=)"
+            )
+        size, tried, last = smallest, 0, None
+        while size < 1 and tried <= LARGER:
+            counts = self._named(best.name, size)
+            if counts is not None and counts not in (last, self.channels):
+                yield replace(best, counts=counts)
+                tried, last = tried + 1, counts
+            size += LARGER_BY
+
+    def _bisect(self, name: str, fits: Callable[[Counts], bool], *, largest: bool) -> float | None:
         """Of an allocation at several sizes the largest, or the smallest, that fits."""
         low, high, fitting = 0.0, 1.0, None
         for step in range(HALVINGS):
             fraction = (low + high) / 2
             counts = self._named(name, fraction)
             fit = counts is not None and fits(counts)
-            fitting = counts if fit else fitting
+            fitting = fraction if fit else fitting
             # Sizes that pruning cannot reach lie below all others.
             above = counts is None or fit == largest
             low, high = (fraction, high) if above else (low, fraction)
@@ -183,7 +198,7 @@ class Allocator:
         return fitting
 
     def _named(self, name: str, fraction: float) -> dict[str, int] | None:
-        if fraction < self._least_fraction():
+        if not self._least_fraction() <= fraction < 1:
             return None
         candidates = self.candidates(fraction)
         return candidates.get(name, candidates["uniform"])
@@ -262,6 +277,16 @@ class Allocator:
     def _tell(self, stage: str, step: int, steps: int) -> None:
         if self.progress:
             self.progress(stage, step, steps)
+
+
+def check_time(asked: float, measured: float) -> None:
+    """One clear error where the last measurement is not what was asked for."""
+    if abs(measured - asked) > NEAR * asked:
+        raise LbylError(
+            f"{asked:.1%} of the original's time were asked for, and the last measurement says "
+            f"{measured:.1%}: the machine is busy, or this network's time does not follow its "
+            "widths; measure on a quiet machine, or give macs= instead"
+        )
 
 
 def spare(

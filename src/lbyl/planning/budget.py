@@ -205,10 +205,11 @@ class Budget:
     """What may be left of a network, given as exactly one of these.
 
     `macs`, `params` and `latency` are fractions of the original's; `keep` is the fraction of its
-    accuracy that the smallest network found is forecast to keep; `max_error` is the largest
-    predicted error of a layer. Of several allocations within the budget the one is kept whose
-    network diverges least from the original. With `uniform` layers of one kind, those whose names
-    differ in numbers alone, keep equally many channels: a configuration can say such a network.
+    accuracy that the smallest network found is forecast to keep at least; `max_error` is the
+    largest predicted error of a layer. Of several allocations within the budget the one is kept
+    whose network diverges least from the original. With `uniform` layers of one kind, those whose
+    names differ in numbers alone, keep equally many channels: a configuration can say such a
+    network.
     """
 
     macs: float | None = None

@@ -154,7 +154,7 @@ def drawn_inputs(prepared: Prepared) -> str | None:
     if prepared.own is not None or not importlib.util.find_spec("PIL"):
         return None
     try:
-        images = _some_images(prepared.fresh.forecasting)
+        images = _some_images(prepared.fresh.forecasting())
     except Exception:  # as the forecast, which says so itself
         return None
     if images is None or images.dim() != 4 or images.shape[1] > 4:

@@ -270,8 +270,9 @@ def _forecast_card(forecast: Forecast | None) -> Card | None:
         return Card("Accuracy kept", "", "cannot be told", "", None, alike)
     if forecast.kept is None:
         return Card("Equal answers", "", equal, "", forecast.agreement, where)
-    interval = f"{percent(forecast.low)} to {percent(forecast.high)}"
-    note = f"forecast without labels: {equal} equal answers {where}"
+    interval = f"at least {percent(forecast.low)}"
+    behind = f"; {forecast.standing}" if forecast.standing else ""
+    note = f"forecast without labels: {equal} equal answers {where}{behind}"
     kept = percent(forecast.kept)
     return Card("Accuracy kept", "", f"about {kept}", interval, forecast.kept, note)
 

@@ -1,19 +1,19 @@
 """How much accuracy a slim network keeps, told without data: agreement with the original.
 
-Both networks run on inputs that nothing was fitted on. How often their answers are equal, and how
-far they diverge, is measured; what that means for accuracy is a map that was calibrated once over
-many criteria, ratios and methods of several networks (`python -m benchmarks.forecast`), the same
-for every network. Its interval held nine settings of ten of networks that it had not been fitted
-on; docs/forecast.md says where it is weak.
+Both networks run on held-out synthetic inputs, which nothing was fitted on. The fraction of equal
+answers is counted, and one curve, fitted once on networks with labelled images, says what that
+means for accuracy. Its constants and bounds are in `calibration.json` beside this file, written by
+`python -m benchmarks.forecast_fit`; docs/forecast.md says where they fail.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +25,23 @@ from lbyl.restoring.divergence import (
     joined_scores,
     kl,
     numbers_in,
-    outputs,
     relative_error,
 )
-from lbyl.restoring.recalibrate import SecondPass
 from lbyl.torchkit.format import percent
 from lbyl.torchkit.run import Inputs
+
+HALF = 0.5  # of the accuracy: a network that keeps less at best is lost
 
 
 @dataclass(frozen=True)
 class Forecast:
     """What a slim network keeps, as far as that can be known without labels.
 
-    `kept` is its accuracy over the original's, `low` and `high` bound it in nine cases of ten.
-    They are None where outputs are not one vector of scores an example, as a classifier's are, and
-    where the original gives `one_answer` to nearly all inputs: of the others nothing can be told.
-    Of a detector `boxes` is how many the original found, and `agreement` the share of them and
-    of the slim network's that the other found too.
+    `kept` is its accuracy over the original's. `low` is what it keeps at least and `high` at most,
+    as far as `networks` others tell. They are None where outputs are not one vector of scores an
+    example, as a classifier's are, and where the original gives `one_answer` to nearly all inputs:
+    of the others nothing can be told. Of a detector `boxes` is how many the original found, and
+    `agreement` the share of them and of the slim network's that the other found too.
     """
 
     agreement: float | None  # fraction of equal answers
@@ -53,6 +53,7 @@ class Forecast:
     source: str  # "fresh" inputs, or the user's "own"
     boxes: int | None = None  # of a detector: found by the original
     one_answer: bool = False  # whether the original answers nearly all of the inputs alike
+    networks: int = 0  # that the map was fitted on
 
     def __str__(self) -> str:
         where = f"on {self.inputs} {self.source} inputs"
@@ -68,8 +69,28 @@ class Forecast:
         if self.kept is None:
             return f"{percent(self.agreement)} equal answers {where}"
         return (
-            f"keeps about {percent(self.kept)} of the accuracy ({percent(self.low)} to "
-            f"{percent(self.high)}): {percent(self.agreement)} equal answers {where}"
+            f"keeps about {percent(self.kept)} of the accuracy, at least {percent(self.low)}: "
+            f"{percent(self.agreement)} equal answers {where}"
+        )
+
+    @property
+    def lost(self) -> bool:
+        """Whether less than half of the accuracy is kept, at best."""
+        return self.high is not None and self.high < HALF
+
+    @property
+    def standing(self) -> str:
+        """How many networks stand behind the bounds, and where they fail."""
+        if self.low is None:
+            return "" if self.one_answer else "nothing is known of the accuracy that is kept"
+        if not self.networks:
+            return ""
+        where = "networks thin by design lose more than they say"
+        if self.low < HALF:
+            where = "below half nothing is promised, for the map was not fitted there"
+        return (
+            f"at most {percent(self.high)}; the bounds are of {self.networks} networks, each left "
+            f"out in turn: {where}"
         )
 
 
@@ -81,71 +102,57 @@ def boxes_agree(agreement: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Signs:
-    """What is measured of two networks on the same inputs."""
-
-    agreement: float  # fraction of equal answers
-    divergence: float  # of answers, at a temperature where the original is half sure, twice
-    correlation: float  # of scores, less the mean of each class and each example
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The same on scales that have no ends: log odds and logarithms, larger being worse."""
-        differing = min(max(1 - self.agreement, LEAST), 1 - LEAST)
-        alike = min(max(self.correlation, LEAST), 1.0) ** 2
-        return {
-            "differing": math.log(differing / (1 - differing)),
-            "divergence": math.log(min(max(self.divergence, LEAST**2), 1 / LEAST)),
-            "correlation": math.log(max(1 / alike - 1, LEAST**2)),
-        }
-
-
-@dataclass(frozen=True)
 class Calibration:
-    """From signs to accuracy kept: 1 − σ(constant + Σ weight · number).
+    """From the fraction of equal answers to accuracy kept: σ(constant + slope · logit(agreement)).
 
-    `errors` says, for values of that, how far below and above it the truth lies in nine cases of
-    ten.
+    The bounds lie `below` and `above` the curve on the logit scale: the second largest of the
+    errors of `networks`, each forecast by a curve fitted on the others.
     """
 
     constant: float
-    weights: Mapping[str, float]
-    errors: tuple[tuple[float, float, float], ...]  # kept, how far below, how far above; ascending
+    slope: float
+    below: float
+    above: float
+    networks: int
 
-    def __call__(self, signs: Signs) -> tuple[float, float, float]:
-        """Accuracy kept, and the interval around it."""
-        if not math.isfinite(signs.divergence):
-            return 0.0, 0.0, 0.0
-        kept = self.kept(signs)
-        below, above = self._errors(kept)
-        return kept, max(0.0, kept - below), min(1.0, kept + above)
+    def __call__(self, agreement: float, inputs: int) -> tuple[float, float, float]:
+        """Accuracy kept and its bounds, wider by what chance does to so many answers."""
+        middle = self._at(agreement)
+        least, most = (self._at(bound) for bound in wilson(agreement, inputs))
+        low = middle - math.hypot(self.below, middle - least)
+        high = middle + math.hypot(self.above, most - middle)
+        return logistic(middle), logistic(low), logistic(high)
 
-    def kept(self, signs: Signs) -> float:
-        numbers = signs.numbers
-        z = self.constant + sum(weight * numbers[name] for name, weight in self.weights.items())
-        return 1 / (1 + math.exp(min(z, 50.0)))
+    def _at(self, agreement: float) -> float:
+        return self.constant + self.slope * logit(agreement)
 
-    def of_few(self, signs: Signs, inputs: int) -> tuple[float, float, float]:
-        """The same where answers were counted on so many inputs: what chance adds is added."""
-        counted = replace(signs, agreement=(signs.agreement * inputs + 0.5) / (inputs + 1))
-        kept, low, high = self(counted)
-        if not math.isfinite(signs.divergence):
-            return kept, low, high
-        least, most = (
-            self.kept(replace(signs, agreement=bound)) for bound in wilson(signs.agreement, inputs)
-        )
-        below = math.hypot(kept - low, max(0.0, kept - least))
-        above = math.hypot(high - kept, max(0.0, most - kept))
-        return kept, max(0.0, kept - below), min(1.0, kept + above)
+    @property
+    def most(self) -> float:
+        """The most that can be promised: `low` where all of very many answers are equal."""
+        return self(1.0, MANY)[1]
 
-    def _errors(self, kept: float) -> tuple[float, float]:
-        """Between two points of the table the straight line."""
-        points = self.errors
-        for (x0, b0, a0), (x1, b1, a1) in itertools.pairwise(points):
-            if kept <= x1:
-                t = min(max((kept - x0) / (x1 - x0), 0.0), 1.0)
-                return b0 + t * (b1 - b0), a0 + t * (a1 - a0)
-        return points[-1][1:]
+    def inputs_for(self, kept: float) -> int:
+        """As many inputs as pay where `kept` is to be promised.
+
+        They are doubled until chance lowers `low` by no more than `PAYS`.
+        """
+        agreement = logistic((logit(kept) + self.below - self.constant) / self.slope)
+        sure = self(agreement, MANY)[1]
+        count = FEWEST
+        while sure - self(agreement, count)[1] > PAYS:
+            count *= 2
+        return count
+
+
+def logit(fraction: float) -> float:
+    """log(p / (1 − p)), of a fraction that is kept from the ends."""
+    p = min(max(fraction, LEAST), 1 - LEAST)
+    return math.log(p / (1 - p))
+
+
+def logistic(z: float) -> float:
+    """The fraction whose log odds are z."""
+    return 1 / (1 + math.exp(-z)) if z > -50 else 0.0
 
 
 NINE_OF_TEN = 1.645  # standard deviations either way
@@ -153,69 +160,37 @@ NINE_OF_TEN = 1.645  # standard deviations either way
 HELD = 1 << 25  # values of the original's outputs that are kept to compare with
 ALIKE = 0.95  # of the inputs, if one answer is given to more of them, it tells of no other,
 FEWEST = 32  # unless they are so few that this is chance
-LEAST = 1e-3  # answers that differ less often than this are not told apart
+LEAST = 0.01  # from the ends: test images, some hundreds to thousands, tell no more
 TEMPERATURE = 2.0  # times the one at which the original is half sure
+PAYS = 0.005  # of the accuracy: more inputs are compared where `low` gains more by them
+MANY = 1 << 40  # inputs, of which chance is nothing
 
-# Fitted by `python -m benchmarks.forecast_fit`; docs/results/forecast.json has the rows.
-FRESH = Calibration(
-    1.5501,
-    {"divergence": 2.3138, "correlation": 0.5518},
-    (
-        (0.0, 0.1979, 0.3014),
-        (0.2, 0.2088, 0.3826),
-        (0.4, 0.285, 0.3156),
-        (0.6, 0.304, 0.3156),
-        (0.8, 0.2281, 0.135),
-        (0.9, 0.1483, 0.0656),
-        (0.96, 0.0948, 0.0275),
-        (1.0, 0.0424, 0.01),
-    ),
+VERSION = 1
+
+
+def read_calibrations(path: Path) -> dict[str, Calibration]:
+    """The maps of a file by their names."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document["version"] != VERSION:
+        raise ValueError(f"{path} has version {document['version']}, not {VERSION}")
+    return {name: Calibration(**fields) for name, fields in document["maps"].items()}
+
+
+CALIBRATIONS: Mapping[str, Calibration] = read_calibrations(
+    Path(__file__).with_name("calibration.json")
 )
-# Of convolutional networks that no norm tells anything about (`Graph.forgot`), fitted by
-# `python -m benchmarks.folded --fit`: fresh inputs suit them far less, and bounds are wide.
-FORGOT = Calibration(
-    0.0322,
-    {"correlation": 1.2765},
-    (
-        (0.0, 0.2667, 0.01),
-        (0.2, 0.3757, 0.4205),
-        (0.4, 0.4848, 0.4205),
-        (0.6, 0.5938, 0.3348),
-        (0.8, 0.7028, 0.2492),
-        (0.9, 0.6064, 0.1396),
-        (0.96, 0.5485, 0.0739),
-        (1.0, 0.096, 0.0301),
-    ),
-)
-OWN = Calibration(
-    -0.3302,
-    {"differing": 1.1393},
-    (
-        (0.0, 0.0249, 0.0234),
-        (0.2, 0.048, 0.0418),
-        (0.4, 0.0757, 0.0513),
-        (0.6, 0.0879, 0.061),
-        (0.8, 0.084, 0.0762),
-        (0.9, 0.0681, 0.0707),
-        (0.96, 0.0388, 0.0527),
-        (1.0, 0.0132, 0.0355),
-    ),
-)
+"""Of "fresh" inputs, of a user's "own", and of fresh ones for "folded" networks: convolutional ones
+that no norm tells anything about (`Graph.forgot`), which synthetic inputs suit far less."""
 
 
 @dataclass
 class Forecaster:
-    """Compares networks with `model` on batches, which it runs on once.
-
-    In a `second_pass` scores are also compared with BatchNorm normalising by the batch: that tells
-    apart what the network has lost from what its running statistics have.
-    """
+    """Compares networks with `model` on batches, which it runs on once."""
 
     model: nn.Module
     batches: Sequence[Inputs]
     source: str = "fresh"
-    second_pass: SecondPass | None = None
-    calibration: Calibration = FRESH  # of fresh inputs
+    calibration: Calibration = CALIBRATIONS["fresh"]
 
     @cached_property
     def _answers(self) -> _Answers:
@@ -255,18 +230,8 @@ class Forecaster:
     def _inputs(self) -> int:
         return sum(len(out[0]) for out in self._outputs if out)
 
-    def __call__(
-        self,
-        slim: nn.Module,
-        made_from: nn.Module | None = None,
-        by_batch: Tensor | None = None,
-    ) -> Forecast:
-        """What `slim` keeps of the original's accuracy.
-
-        Where it can be run and no more, as a file of another runtime, `made_from` is the network
-        that it was made from, whose BatchNorms can be asked. `by_batch` are the scores that `slim`
-        gave in the second pass, where that ran already.
-        """
+    def __call__(self, slim: nn.Module) -> Forecast:
+        """What `slim`, a network or a file of another runtime, keeps of the original's accuracy."""
         theirs = _Answers([], [])
         for batch in self._used:
             theirs.add(slim, batch)
@@ -287,40 +252,12 @@ class Forecaster:
         if self._one_answer:
             known = None, None, None, self._inputs, self.source
             return Forecast(agreement, divergence, *known, one_answer=True)
-        alike = self._correlation(slim, student, made_from, by_batch)
-        signs = Signs(agreement, divergence, alike)
-        own = self.source == "own"
-        kept, low, high = OWN.of_few(signs, self._inputs) if own else self.calibration(signs)
-        return Forecast(agreement, divergence, kept, low, high, self._inputs, self.source)
-
-    def _correlation(
-        self,
-        slim: nn.Module,
-        scores: Tensor,
-        made_from: nn.Module | None,
-        by_batch: Tensor | None,
-    ) -> float:
-        """Of `slim`, which gave `scores`, with the original."""
-        assert self._scores is not None
-        if self.second_pass is None:
-            return correlation(self._scores, scores)
-        if made_from is None:
-            return self._correlation_by_batch(self.second_pass, slim, by_batch)
-        # What a runtime adds has nothing to do with what was lost before: correlations multiply.
-        before = joined_scores(outputs(made_from, self._used, False))
-        assert before is not None  # it gives what the file gives
-        by_batch_before = self._correlation_by_batch(self.second_pass, made_from)
-        return by_batch_before * correlation(before, scores)
-
-    def _correlation_by_batch(
-        self, second_pass: SecondPass, slim: nn.Module, scores: Tensor | None = None
-    ) -> float:
-        if slim is self.model:
-            return 1.0
-        teacher = second_pass.original.scores
-        student = second_pass.run(slim).scores if scores is None else scores
-        assert teacher is not None and student is not None  # as they were in use
-        return correlation(teacher, student)
+        bounds = 0.0, 0.0, 0.0
+        if math.isfinite(divergence):
+            bounds = self.calibration(agreement, self._inputs)
+        behind = self.calibration.networks
+        known = *bounds, self._inputs, self.source
+        return Forecast(agreement, divergence, *known, networks=behind)
 
 
 @dataclass
@@ -345,14 +282,6 @@ def wilson(fraction: float, count: int) -> tuple[float, float]:
     middle = (fraction + z / 2) / (1 + z)
     half = math.sqrt(z * fraction * (1 - fraction) + z**2 / 4) / (1 + z)
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def correlation(teacher: Tensor, student: Tensor) -> float:
-    """Of scores (n, classes), less what every class and every example has on average."""
-    t, s = (x - x.mean(1, keepdim=True) for x in (teacher, student))
-    t, s = t - t.mean(0), s - s.mean(0)
-    product = (t * s).sum() / (t.square().sum() * s.square().sum()).sqrt().clamp(min=1e-30)
-    return float(product) if bool(product.isfinite()) else 0.0
 
 
 def equal_answers(teacher: list[Tensor], student: list[Tensor]) -> Tensor | None:
