@@ -70,7 +70,7 @@ def test_the_last_comparison_is_on_inputs_that_no_choice_has_seen() -> None:
         stages.append(stage)
 
     prepared = lbyl.prepare(model, torch.zeros(1, 16), progress=progress)
-    handle = model.register_forward_pre_hook(listen)
+    handle = prepared.model.register_forward_pre_hook(listen)
     result = prepared.compress(lbyl.Budget(keep=0.8), criterion="echo")
     handle.remove()
     told = result.forecast
