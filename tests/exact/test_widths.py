@@ -72,6 +72,39 @@ def test_a_width_read_as_a_number_gives_no_other_result(name: str, ratio: float)
     assert len(result.plan.kept["b"]) < 32
 
 
+SLIGHT: dict[str, Reads] = {
+    "cast to float": lambda net, h: (h * (1 + 1e-4 * h.shape[1])).float(),
+    "cast by type": lambda net, h: (h.double() * (1 + 1e-4 * h.shape[1])).to(torch.float32),
+    "made as float": lambda net, h: torch.stack(
+        [h * (1 + 1e-4 * h.shape[1]), torch.zeros(h.shape)]
+    ).sum(0),
+    "one precision only": lambda net, h: (
+        h * (1 + 1e-4 * h.shape[1]) if h.dtype == torch.float32 else h[:, :0]
+    ),
+    "a branch of large batches": lambda net, h: h / h.shape[1] if len(h) > 2 else h,
+    "a mean over examples": lambda net, h: h - h.mean(0) * (h.shape[1] / 10) if len(h) > 3 else h,
+}
+
+
+@pytest.mark.parametrize("name", SLIGHT)
+def test_what_a_width_changes_slightly_or_with_many_examples_is_found(name: str) -> None:
+    model, x = build(SLIGHT[name])
+    result = lbyl.compress(model, x, 0.5, method="none")
+    torch.testing.assert_close(
+        result.model(x), silenced(model, result.plan)(x), rtol=1e-4, atol=1e-5
+    )
+    assert list(result.plan.pruned) == ["b"]
+
+
+def test_one_precision_and_several_examples_alone_leave_units_prunable() -> None:
+    for reads in (
+        lambda net, h: h.float().to(torch.float32),
+        lambda net, h: h if h.dtype == torch.float32 else h[:, :0],
+        lambda net, h: h - 0.1 * h.mean(0),
+    ):
+        assert lbyl.trace(*build(reads)).names == ["a", "b"]
+
+
 def test_a_width_that_is_only_passed_on_is_pruned() -> None:
     model, x = build(lambda net, h: h.reshape(h.shape[0], 2, h.shape[1] // 2).flatten(1))
     assert lbyl.trace(model, x).names == ["a", "b"]

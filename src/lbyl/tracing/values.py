@@ -10,28 +10,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph, Unit
 from lbyl.surgery.cut import copy_model, cut_for_trial
 from lbyl.surgery.indices import Kept, complete, kept_along, kept_mask
 from lbyl.torchkit.format import first_line
-from lbyl.torchkit.intercept import Function, Interceptor
+from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place
 from lbyl.torchkit.run import Inputs, call_model, dense, device_of, evaluation_mode, tensors_in
 from lbyl.torchkit.tensors import tensors
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 3e-5}  # of a whole network,
 ROUGH = 1e-2  # and in half precision
-DOUBLE = 1e-7  # what may differ in float64, where rounding explains nothing
+CLEAR = {torch.float64: 1e-7, torch.float32: 1e-3}  # what rounding does not explain
 SHAKEN = {torch.float64: 1e-12, torch.float32: 1e-6}  # weights are, to see what rounding does
-AMPLIFIED = 1e3  # times what shaken weights change: more than that is no rounding
+# Times what shaken weights change: more than that is no rounding.
+AMPLIFIED = {torch.float64: 1e3, torch.float32: 1e2}
+WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+}
 HUGE = 1e30  # what masks are filled with
 FEW = 2  # examples of a batch that are compared
 
@@ -41,6 +49,25 @@ DRAWS = re.compile(
     r"(rand|randn|randint|randperm|rand_like|randn_like|randint_like|normal|bernoulli|multinomial"
     r"|uniform|exponential|cauchy|geometric|log_normal|poisson|random|standard_gamma|binomial)_?"
 )
+
+
+class Wide(Interceptor):
+    """Keeps all numbers of a network double that was made so, whatever its code casts them to."""
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        if changes_in_place(name, kwargs):
+            return func(*args, **kwargs)
+        if name in ("float", "half", "bfloat16"):
+            func = Tensor.double
+        out = func(*tree_map(_widened, args), **tree_map(_widened, kwargs))
+        return _widened(out) if isinstance(out, Tensor) else out
+
+
+def _widened(x: Any) -> Any:
+    if isinstance(x, Tensor) and x.dtype in WIDE:
+        return x.to(WIDE[x.dtype])
+    return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
 
 class Still(Interceptor):
@@ -182,14 +209,19 @@ class Exactness:
         given = tree_map_only(Tensor, lambda x: x.to(device), self.inputs)
         varied = tree_map_only(Tensor, _varied, given)
         few = tree_map_only(Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, varied)
-        for inputs in (few, varied) if batch > FEW else (varied,):
-            try:
-                made = run(copy_model(self.model, parameters=False), inputs, Still())
-            except Exception:  # whatever the network says to a smaller batch, or to other numbers
-                continue
-            if all(bool(x.isfinite().any()) for x in made.outputs):
-                return inputs
-        return given
+        whole = self._made(varied)
+        if whole is None or not all(bool(x.isfinite().any()) for x in whole):
+            return given
+        some = self._made(few) if batch > FEW else None
+        alone = some is not None and distance([x[:FEW] for x in whole if x.dim()], some) < ROUGH
+        return few if alone else varied  # what examples do to each other shows in all of them
+
+    def _made(self, inputs: Inputs) -> list[Tensor] | None:
+        """Outputs; None where the network does not take so many examples, or such numbers."""
+        try:
+            return run(copy_model(self.model, parameters=False), inputs, Still()).outputs
+        except Exception:
+            return None
 
     def wrong(self, kept: Kept) -> set[str]:
         """Units whose cut changes what is computed; all of them where none does so alone."""
@@ -217,19 +249,20 @@ class Exactness:
 
     def _confirmed(self, kept: Kept, off: float) -> bool:
         """In float64, where the network runs in it: rounding does not make the difference there."""
-        model, inputs, limit = self.model, self._example, ROUGH
+        model, inputs = self.model, self._example
         try:
             self._double = self._double or [_in_double(model, inputs)]
             found = self._off(*self._double[0], kept)
             if found < float("inf"):
-                (model, inputs), off, limit = self._double[0], found, DOUBLE
+                (model, inputs), off = self._double[0], found
         except Exception:  # some code asks for one precision
             pass
-        if off <= limit:
+        precision = _precision(model)
+        if off <= CLEAR.get(precision, ROUGH):
             return False
-        shaken = SHAKEN.get(_precision(model), 1e-3)
+        shaken = SHAKEN.get(precision, 1e-3)
         before, after = (self._reference(model, inputs, kept, by) for by in (0.0, shaken))
-        return off > AMPLIFIED * before.distance(after)
+        return off > AMPLIFIED.get(precision, 10) * before.distance(after)
 
     def _off(self, model: nn.Module, inputs: Inputs, kept: Kept) -> float:
         """How far the cut network is from the silenced one."""
@@ -317,7 +350,9 @@ class Values:
 @torch.no_grad()
 def run(model: nn.Module, inputs: Inputs, mode: Still) -> Values:
     """Run a network in evaluation mode, with nothing drawn at random."""
-    with evaluation_mode(model), mode:
+    double = _precision(model) == torch.float64
+    wide: AbstractContextManager[Any] = Wide() if double else nullcontext()
+    with evaluation_mode(model), wide, mode:
         output = call_model(model, inputs)
     last = [] if mode.last is None else [mode.last]
     outputs, inside = ([dense(x) for x in xs] for xs in (tensors_in(output), [*mode.left, *last]))
