@@ -65,7 +65,7 @@ class State:
                 self._sets.append((value, set(value)))
             elif isinstance(value, tuple):
                 waiting += value
-            elif not isinstance(value, type) and _is_plain(kind):
+            elif not isinstance(value, type) and _is_plain(value):
                 self._keep(value.__dict__)
                 waiting += value.__dict__.values()
 
@@ -106,9 +106,9 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
             yield value
 
 
-def _is_plain(kind: type) -> bool:
-    """Whether objects of a class are their attributes."""
-    return hasattr(kind, "__dict__") and kind.__module__.partition(".")[0] not in FOREIGN
+def _is_plain(value: object) -> bool:
+    """Whether an object is its attributes; weak references, for one, have none."""
+    return hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in FOREIGN
 
 
 def _write(tensor: Tensor, value: Tensor) -> None:
