@@ -11,9 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lbyl.errors import LbylError
+
+PAIRS = "complex128"  # names of tensors that the file holds as pairs of real numbers: it knows none
 
 try:
     import fcntl
@@ -113,12 +116,15 @@ def _alone_in(path: Path | None) -> Iterator[None]:
 
 
 def write_tensors(path: Path, values: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
-    """Write tensors as safetensors, atomically."""
+    """Write tensors as safetensors, atomically; complex ones in double precision as pairs."""
     from safetensors.torch import save_file
 
     ready = {name: value.detach().cpu().contiguous() for name, value in values.items()}
+    pairs = [name for name, value in ready.items() if value.dtype == torch.complex128]
+    ready |= {name: torch.view_as_real(ready[name].resolve_conj()) for name in pairs}
+    noted = {PAIRS: json.dumps(pairs)} if pairs else {}
     with whole_file(path) as temporary:
-        save_file(ready, str(temporary), dict(notes))
+        save_file(ready, str(temporary), {**notes, **noted})
 
 
 def read_tensors(
@@ -129,10 +135,16 @@ def read_tensors(
 
     try:
         with safe_open(str(path), "pt") as file:
-            names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+            values, notes = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
     except (SafetensorError, OSError) as error:
         raise LbylError(f"{path} {complaint}: {error}") from error
+    notes = notes or {}
+    try:
+        pairs = json.loads(notes.pop(PAIRS, "[]"))
+        values |= {name: torch.view_as_complex(values[name]) for name in pairs}
+    except (ValueError, RecursionError, TypeError, KeyError, RuntimeError) as error:
+        raise LbylError(f"{path} {complaint}: it misnames complex numbers") from error
+    return values, notes
 
 
 def write_json(path: Path, data: Any) -> None:
