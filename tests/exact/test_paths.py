@@ -234,3 +234,43 @@ def test_a_head_that_reads_what_is_made_of_features_keeps_them(kind: str) -> Non
     assert "conv" not in result.plan.pruned
     for aside in (False, True):
         torch.testing.assert_close(result.model(x, aside), quiet(x, aside))
+
+
+class Encoder(nn.Module):
+    """Two layers; it keeps what the first gives."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Linear(6, 12), nn.Linear(12, 16), how
+        self.seen: object = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        self.seen = {"list": [h], "dict": {0: h}, "alone": h}[self.how]
+        return self.second(h).relu()
+
+
+class Keeping(nn.Module):
+    """A second head that reads what the encoder keeps."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.encoder, self.head, self.aside = Encoder(how), nn.Linear(16, 3), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor, aside: bool = False) -> Tensor:
+        y = self.encoder(x)
+        seen = self.encoder.seen
+        return (
+            self.aside(seen[0] if isinstance(seen, (list, dict)) else seen)
+            if aside
+            else self.head(y)
+        )
+
+
+@pytest.mark.parametrize("how", ["list", "dict", "alone"])
+def test_features_that_a_module_keeps_stay_for_a_head_that_is_not_reached(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = Keeping(how).eval(), torch.randn(4, 6)
+    result = lbyl.compress(model, x, 0.5, method="none")
+    assert list(result.plan.pruned) == ["encoder.second"]
+    torch.testing.assert_close(result.model(x, True), model(x, True))

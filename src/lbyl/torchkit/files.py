@@ -135,7 +135,8 @@ def read_tensors(
 
     try:
         with safe_open(str(path), "pt") as file:
-            values, notes = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+            names, notes = file.keys(), file.metadata()
+            values = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise LbylError(f"{path} {complaint}: {error}") from error
     notes = notes or {}

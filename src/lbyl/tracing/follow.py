@@ -77,13 +77,14 @@ def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
     """Pin the channels that a layer could read which no run has reached, as of another task.
 
     Code can only hand it what it sees itself: the values in the code of the innermost module
-    around the layer that has run. Of those the ones whose width fits the layer, and all of them
-    where none fits: it would be handed something that is first made of them.
+    around the layer that has run, and those that modules keep. Of those the ones whose width fits
+    the layer, and all of them where none fits: it would be handed something made of them.
     """
     frames, state = flow.record.frames, tensors(model)
     inside = {name.rpartition(".")[0] for name in silent}
     entered: set[str] = set()  # modules that no run has entered, by their outermost
-    seen = {frame: _widths(flow, values) for frame, values in frames.items() if silent}
+    kept = flow.record.kept
+    seen = {frame: _widths(flow, values | kept) for frame, values in frames.items() if silent}
     for name, tensor in state.items():
         owner = name.rpartition(".")[0]
         if name not in silent and (owner not in inside or owner in frames):

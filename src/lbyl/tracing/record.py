@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,10 +95,15 @@ class Record:
     ran: Ran = "meta"
     # Module → values that its own code could read: of its calls, and of the modules that it calls.
     frames: dict[str, set[int]] = field(default_factory=lambda: {"": set()}, repr=False)
+    kept: set[int] = field(
+        default_factory=set, repr=False
+    )  # values that modules keep on themselves
     leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
     held: list[Tensor] = field(default_factory=list, repr=False)  # so that no id is reused
     forms: Forms = field(default_factory=Forms, repr=False)  # of calls on shapes, for further runs
 
+
+_ROOM = frozenset(vars(nn.Module()))  # what every module has
 
 # Reads of a tensor's description: they move no data, so nothing follows from them.
 _DESCRIPTIONS = {
@@ -253,6 +258,11 @@ class Recorder(Interceptor):
             if key in self.names:
                 self.record.parameters[self._numbers[key]] = self.names[key]
         return self._numbers[key]
+
+    def known(self, some: Iterable[Tensor]) -> set[int]:
+        """The numbers of those of these tensors that calls have met."""
+        true = (x if self.shapes is None else self.shapes.true(x) for x in some)
+        return {self._numbers[id(x)] for x in true if id(x) in self._numbers}
 
     def _is_parameter(self, tensor: Tensor) -> bool:
         return id(tensor if self.shapes is None else self.shapes.true(tensor)) in self.names
@@ -426,6 +436,8 @@ class Recorder(Interceptor):
             self.inside -= 1
             self.depth -= 1
         self.modules.pop()
+        if self.before is None:
+            self.record.kept |= self.known(_held_by(module))
         if not self.inside:
             passed = tensors_in([args, kwargs, result])
             self.record.frames[self.modules[-1]].update(self.number(x) for x in passed)
@@ -576,6 +588,13 @@ def _run(
             raise DoesNotRun(inputs, error, written, last) from error
     written.outputs = [recorder.number(x) for x in tensors_in(output)]
     return written
+
+
+def _held_by(module: nn.Module) -> list[Tensor]:
+    """Tensors that a module keeps on itself, in lists or dicts or alone."""
+    kinds = (Tensor, list, tuple, dict)
+    own = [v for k, v in vars(module).items() if k not in _ROOM and isinstance(v, kinds)]
+    return tensors_in([own, module._buffers])
 
 
 def record(
