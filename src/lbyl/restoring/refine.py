@@ -36,6 +36,7 @@ from lbyl.restoring.recalibrate import recalibrate
 from lbyl.surgery.indices import consumers_cut
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.format import counted
+from lbyl.torchkit.intercept import Function
 from lbyl.torchkit.processes import agreed, averaged, rank_and_size
 from lbyl.torchkit.recording import Recorded
 from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
@@ -49,6 +50,8 @@ AUTO = "auto"  # in place of a number of steps: rounds of so many, until one
 ROUNDS, ENOUGH = (100, 200, 400, 800), 0.97  # no longer lowers the loss to this part of it
 ANSWERS = 1.0  # weight of the divergence of a language model's answers, in nats a token
 ANY_VARIANCE = (1e-6, 1e6)  # trained filters may change the scale of their output
+# Functions by which a network differentiates, and how many arguments stand before `retain_graph`.
+DIFFERENTIATE: dict[Function, int] = {torch.autograd.grad: 3, Tensor.backward: 2}
 Steps = int | Literal["auto"]
 OutputCallback = Callable[[str, int, Tensor], None]
 """Called with a consumer's name, the axis its channels lie along, and its output."""
@@ -70,6 +73,12 @@ class ConsumerOutputs(Watch):
         state = tensors(model)
         self.norms = {id(state[c.norm.mean]): c for c in consumers if c.norm is not None}
         self.callback = callback
+
+    def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        most = DIFFERENTIATE.get(func)
+        if most is not None and len(args) <= most:  # the loss goes back the same way once more
+            kwargs = {**kwargs, "retain_graph": True}
+        return super().on_call(func, args, kwargs)
 
     def after_norm(self, call: NormCall, out: Tensor) -> None:
         consumer = self.norms.get(id(call.mean))

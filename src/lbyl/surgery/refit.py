@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lbyl.graph.declare import sizes_of
 from lbyl.torchkit.experts import is_fused, refit_experts
+from lbyl.torchkit.run import evaluation_mode
 
 
 def refit_attributes(model: nn.Module, original: nn.Module) -> None:
@@ -16,11 +18,11 @@ def refit_attributes(model: nn.Module, original: nn.Module) -> None:
 
 
 def _refit(module: nn.Module, before: nn.Module) -> None:
-    weight = getattr(module, "weight", None)
+    weight = weight_of(module)
     if isinstance(module, nn.modules.conv._ConvNd) and isinstance(weight, Tensor):
-        _refit_conv(module, before)
-    elif isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
+        _refit_conv(module, before, weight)
+    elif isinstance(module, nn.Linear) and isinstance(weight, Tensor):
+        module.out_features, module.in_features = weight.shape
     elif isinstance(module, nn.modules.batchnorm._NormBase):
         like = weight if weight is not None else module.running_mean
         if like is not None:
@@ -31,12 +33,13 @@ def _refit(module: nn.Module, before: nn.Module) -> None:
         module.num_channels, module.num_groups = weight.shape[0], weight.shape[0] // size
     elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and isinstance(weight, Tensor):
         module.normalized_shape = tuple(weight.shape)
-    elif isinstance(module, nn.Embedding):
-        module.num_embeddings, module.embedding_dim = module.weight.shape
+    elif isinstance(module, nn.Embedding) and isinstance(weight, Tensor):
+        module.num_embeddings, module.embedding_dim = weight.shape
     elif is_fused(module):
         refit_experts(module, before)
     elif isinstance(module, nn.PReLU):
-        module.num_parameters = module.weight.shape[0]
+        assert isinstance(weight, Tensor)
+        module.num_parameters = weight.shape[0]
     elif hasattr(module, "nf") and "Conv1D" in {k.__name__ for k in type(module).__mro__}:
         # Hugging Face's GPT-2
         assert isinstance(weight, Tensor)
@@ -45,11 +48,24 @@ def _refit(module: nn.Module, before: nn.Module) -> None:
         setattr(module, attribute, len(getattr(module, follows)))
 
 
-def _refit_conv(module: nn.modules.conv._ConvNd, before: nn.Module) -> None:
+def weight_of(module: nn.Module) -> object:
+    """What a module multiplies with; one that is computed may advance where training asks for it.
+
+    So that is asked for in evaluation.
+    """
+    if "weight" in module._parameters or not is_parametrized(module, "weight"):
+        return getattr(module, "weight", None)
+    with evaluation_mode(module):
+        return module.weight
+
+
+def _refit_conv(module: nn.modules.conv._ConvNd, before: nn.Module, weight: Tensor) -> None:
     assert isinstance(before, nn.modules.conv._ConvNd)
-    rows, columns = module.weight.shape[:2]
+    rows, columns = weight.shape[:2]
     if before.groups > 1:  # whole groups went, so the size of one is unchanged
-        module.groups = rows * before.groups // before.weight.shape[0]
+        old = weight_of(before)
+        assert isinstance(old, Tensor)
+        module.groups = rows * before.groups // old.shape[0]
     outputs, inputs = (columns, rows) if module.transposed else (rows, columns)
     module.out_channels = outputs * (module.groups if module.transposed else 1)
     module.in_channels = inputs * (1 if module.transposed else module.groups)

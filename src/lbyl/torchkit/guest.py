@@ -82,7 +82,7 @@ class Guest:
             raise LbylError(
                 f"the model's forward fails{place_of(error)} when it is run on "
                 f"{told}: {first_line(error)}. It must run on inputs like the "
-                "example, in batches of other sizes too; data= gives it inputs of your own"
+                "example, and in batches of other sizes"
             ) from error
 
     def hand_over(self, slim: nn.Module) -> None:

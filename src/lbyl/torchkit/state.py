@@ -33,6 +33,7 @@ class State:
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._seen: set[int] = set()
+        self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self._look([model])
             for name, parameter in model.named_parameters() if written else ():
@@ -47,9 +48,10 @@ class State:
             if kind in ATOMS or id(value) in self._seen:
                 continue
             self._seen.add(id(value))
-            if isinstance(value, Tensor):
-                if not isinstance(value, nn.Parameter):
-                    self._remember(value)
+            if isinstance(value, nn.Parameter):
+                self._gradients.append((value, value.grad))
+            elif isinstance(value, Tensor):
+                self._remember(value)
             elif isinstance(value, torch.jit.ScriptModule):  # its attributes are kept elsewhere
                 waiting += value.buffers()
             elif isinstance(value, nn.Module):
@@ -93,10 +95,12 @@ class State:
             if some != members:
                 some.clear()
                 some.update(members)
-        if self._tensors:
-            with torch._C.DisableTorchFunction(), torch.no_grad(), _disable_current_modes():
-                for tensor, value in self._tensors:
-                    _write(tensor, value)
+        with torch._C.DisableTorchFunction(), torch.no_grad(), _disable_current_modes():
+            for parameter, gradient in self._gradients:
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
+            for tensor, value in self._tensors:
+                _write(tensor, value)
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:

@@ -355,7 +355,9 @@ def run(model: nn.Module, inputs: Inputs, mode: Still) -> Values:
     with evaluation_mode(model), wide, mode:
         output = call_model(model, inputs)
     last = [] if mode.last is None else [mode.last]
-    outputs, inside = ([dense(x) for x in xs] for xs in (tensors_in(output), [*mode.left, *last]))
+    outputs, inside = (
+        [dense(x.detach()) for x in xs] for xs in (tensors_in(output), [*mode.left, *last])
+    )
     return Values([x for x in outputs if _is_number(x)], inside)
 
 
