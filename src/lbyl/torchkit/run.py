@@ -65,10 +65,13 @@ def call_on_these(model: nn.Module, inputs: Inputs) -> Any:
     if isinstance(inputs, Examples):
         return [call_on_these(model, each) for each in inputs.each]
     try:
-        if current().differentiates and not torch.is_grad_enabled():
-            with torch.enable_grad():
-                return tree_map_only(Tensor, Tensor.detach, _called(model, inputs))
-        return _called(model, inputs)
+        if torch.is_grad_enabled():
+            return _called(model, inputs)
+        with torch.set_grad_enabled(current().differentiates):
+            out = _called(model, inputs)
+        if any(x.requires_grad for x in tensors_in(out)):  # of gradients that it asked for itself
+            out = tree_map_only(Tensor, Tensor.detach, out)
+        return out
     except Exception as error:
         error.__dict__.setdefault(RAN_ON, described(inputs))
         raise

@@ -67,7 +67,7 @@ class State:
                 self._sets.append((value, set(value)))
             elif isinstance(value, tuple):
                 waiting += value
-            elif not isinstance(value, type) and _is_plain(value):
+            elif _is_plain(value):
                 self._keep(value.__dict__)
                 waiting += value.__dict__.values()
 
@@ -111,8 +111,9 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether an object is its attributes; weak references, for one, have none."""
-    return hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in FOREIGN
+    """Whether an object is its attributes."""
+    foreign = type(value).__module__.partition(".")[0] in FOREIGN
+    return not foreign and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _write(tensor: Tensor, value: Tensor) -> None:
