@@ -47,6 +47,7 @@ def compare(
     limit: o.Limit = None,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
+    task: o.Task = None,
     mean: o.Mean = None,
     std: o.Std = None,
     device: o.Device = "auto",
@@ -64,7 +65,7 @@ def compare(
     check_limit(test, limit)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     machine: dict[str, Any] = {"device": device, "threads": threads}
-    network = build(screen, model, weights, classes=classes, **machine, **scale)
+    network = build(screen, model, weights, task=task, classes=classes, **machine, **scale)
     accuracy = Accuracies.on(screen, network, test, limit)
     where: dict[str, Any] = {"include": include, "exclude": exclude, "residual": residual}
     prepared = prepare(screen, network, source=source, seed=seed, **where)

@@ -19,6 +19,7 @@ from lbyl.cli.parse import (
     parse_data,
     parse_method,
     parse_task,
+    typed,
 )
 from lbyl.cli.screen import Screen, bold, plain, table
 from lbyl.cli.setup import Accuracies, build, check_writable, prepare
@@ -26,6 +27,7 @@ from lbyl.deploy import HEADINGS, OnnxNetwork, step_texts, target_of
 from lbyl.latency import Timing, compare
 from lbyl.models import Network
 from lbyl.models.blocks import compress_blocks
+from lbyl.models.sources.hf import with_task
 from lbyl.planning.allocation import check_time
 from lbyl.planning.ratio import check_ratio
 from lbyl.planning.task import DEFAULT_CRITERION, DEFAULT_RATIO
@@ -73,6 +75,7 @@ def compress(
     limit: o.Limit = None,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
+    task: o.Task = None,
     mean: o.Mean = None,
     std: o.Std = None,
     out: o.Out = None,
@@ -97,6 +100,8 @@ def compress(
     amount = parse_amount(ratio, **budgets, keep=keep)
     by, restoring = parse_criterion(criterion, seed), parse_method(method, option, correction)
     if by_block:
+        with usage():
+            model = with_task(model, task)
         check_by_block(model, out, amount, runtimes)
         compress_by_block(screen, model, out, amount, criterion, include, multiple_of, seed)
         return
@@ -105,7 +110,7 @@ def compress(
     check_limit(test, limit)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     machine: dict[str, Any] = {"device": device, "threads": threads}
-    network = build(screen, model, weights, classes=classes, **machine, **scale)
+    network = build(screen, model, weights, task=task, classes=classes, **machine, **scale)
     accuracy = Accuracies.on(screen, network, test, limit)
     where: dict[str, Any] = {"include": include, "exclude": exclude, "residual": residual}
     prepared = prepare(screen, network, source=source, seed=seed, **where)
@@ -123,7 +128,9 @@ def compress(
     written = package.write(screen, out, runtimes, report) if out and not refused else {}
     if written and runtimes.int8 and test:
         accuracy.measure("int8", "accuracy in int8", OnnxNetwork(out / INT8_FILE, threads))
-    show(screen, package.named, result, accuracy.found or None, written, times)
+    given: dict[str, Any] = {"weights": weights, "classes": classes, "task": task}
+    why = typed("inspect", model, input_size=input_size, **given, **where)
+    show(screen, package.named, result, accuracy.found or None, written, times, why)
     if refused:
         fail("the smaller network is lost: nothing was written; prune less, or add --anyway", LOST)
     show_files(screen, package.named, written)
@@ -216,6 +223,7 @@ def show(
     accuracy: dict[str, float] | None,
     written: dict[str, Any],
     times: dict[str, Timing],
+    why: str,
 ) -> None:
     """How much is kept, what was done and a table, or all of it as JSON."""
     document = {"model": network.name, **result.to_dict(plan=False), "stages": screen.seconds}
@@ -229,7 +237,7 @@ def show(
         *(f"[dim]{plain(line)}[/]" for line in [*result.expected[1:], result.story]),
         table(["", "before", "after", "change"], figures(result, accuracy, seconds)),
     )
-    for line in remarks(network, result):
+    for line in remarks(result, why):
         screen.say(f"[dim]{plain(line)}[/]")
     for line in told_first(result.fallbacks):
         screen.warn(line)
@@ -299,8 +307,8 @@ def pruned(result: Result) -> str:
     return f"{count} of {counted(total, 'channel')} pruned, in {counted(len(rows), 'layer')}"
 
 
-def remarks(network: Network, result: Result) -> list[str]:
-    """Where the error is largest, and how many layers could not be pruned."""
+def remarks(result: Result, why: str) -> list[str]:
+    """Where the error is largest, how many layers could not be pruned and what says why."""
     lines = []
     errors = {row.unit: row.error for row in result.rows if row.error is not None}
     if errors:
@@ -312,5 +320,5 @@ def remarks(network: Network, result: Result) -> list[str]:
         )
     if result.graph.unprunable:
         count = counted(len(result.graph.unprunable), "unprunable layer")
-        lines.append(f"{count}; why: lbyl inspect {network.name}")
+        lines.append(f"{count}; why: {why}")
     return lines

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.parse import parse_criterion, parse_data, parse_method
+from lbyl.cli.parse import parse_criterion, parse_data, parse_method, typed
 from lbyl.cli.screen import Screen, bold, plain, table
 from lbyl.cli.setup import build, prepare
 from lbyl.result import Estimate, EstimatePoint
@@ -30,6 +30,7 @@ def estimate(
     data: o.Data = None,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
+    task: o.Task = None,
     mean: o.Mean = None,
     std: o.Std = None,
     device: o.Device = "auto",
@@ -49,7 +50,7 @@ def estimate(
     source = parse_data(data)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
-        screen, model, weights, classes=classes, device=device, threads=threads, **scale
+        screen, model, weights, task=task, classes=classes, device=device, threads=threads, **scale
     )
     prepared = prepare(
         screen,
@@ -63,10 +64,14 @@ def estimate(
     with screen.stage("estimating"):
         predicted = prepared.estimate(tuple(sorted(set(ratio))), methods=chosen, criterion=by)
     screen.data({"model": model, "criterion": by and by.name, **predicted.to_dict()})
-    show(screen, model, predicted, full)
+    given: dict[str, Any] = {"weights": weights, "criterion": criterion, "data": data, **scale}
+    where: dict[str, Any] = {"include": include, "exclude": exclude, "residual": residual}
+    network_is: dict[str, Any] = {"classes": classes, "task": task}
+    command = typed("compress", model, keep=f"{KEEP:g}", **given, **network_is, **where)
+    show(screen, model, predicted, full, command)
 
 
-def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
+def show(screen: Screen, model: str, predicted: Estimate, full: bool, command: str) -> None:
     """What is kept at every ratio; then where the error is, layer by layer."""
     several = len({point.method for point in predicted.points}) > 1
     columns = ["pruned", *(["method"] if several else []), "keeps about", "interval"]
@@ -79,7 +84,7 @@ def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
             "[dim]the interval is that of the networks behind the forecast, each left out in turn; "
             "MACs and parameters are what is left of them[/]"
         )
-        screen.say(_advice(model, predicted.points))
+        screen.say(*_advice(command, predicted.points))
     if full:
         for name in dict.fromkeys(point.method for point in predicted.points):
             layers(screen, name, [p for p in predicted.points if p.method == name])
@@ -87,18 +92,18 @@ def show(screen: Screen, model: str, predicted: Estimate, full: bool) -> None:
         screen.say("[dim]--full shows where the error is, layer by layer[/]")
 
 
-def _advice(model: str, points: Sequence[EstimatePoint]) -> str:
+def _advice(command: str, points: Sequence[EstimatePoint]) -> list[str]:
     """The ratio to pick, with the command."""
     kept = [None if p.forecast is None else p.forecast.low for p in points]
     index = recommend([(p.macs, k) for p, k in zip(points, kept)])
     if index is None:
-        return f"none of these keeps {percent(KEEP)} at least: prune less, or --refine"
+        return [f"none of these keeps {percent(KEEP)} at least: prune less, or --refine"]
     point = points[index]
-    return (
+    return [
         f"recommended: {bold(f'--ratio {point.ratio:g} --method {point.method}')}, the smallest of "
-        f"these that keeps {percent(KEEP)} at least; between them: "
-        f"[cyan]lbyl compress {plain(model)} --keep {KEEP:g}[/]"
-    )
+        f"these that keeps {percent(KEEP)} at least; between them:",
+        f"    [cyan]{plain(f'{command} --method {point.method}')}[/]",
+    ]
 
 
 def _row(point: EstimatePoint, several: bool) -> list[str]:

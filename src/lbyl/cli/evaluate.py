@@ -29,6 +29,7 @@ def evaluate(
     time: Time = False,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
+    task: o.Task = None,
     mean: o.Mean = None,
     std: o.Std = None,
     device: o.Device = "auto",
@@ -44,7 +45,7 @@ def evaluate(
     check_limit(test, limit)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
-        screen, model, weights, classes=classes, device=device, threads=threads, **scale
+        screen, model, weights, task=task, classes=classes, device=device, threads=threads, **scale
     )
     measured: dict[str, Any] = {"model": model}
     measured["parameters"] = sum(p.numel() for p in network.model.parameters())

@@ -54,6 +54,7 @@ def export(
     weights: o.Weights = None,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
+    task: o.Task = None,
     tolerance: Tolerance = 1e-3,
     int8: Int8 = False,
     steps: Steps = False,
@@ -72,7 +73,9 @@ def export(
     if (int8 or steps or compiled) and out.suffix != ".onnx":
         raise UsageError("--int8, --steps and --compiled are of ONNX: --out must end in .onnx")
     FORMATS[out.suffix]()
-    network = build(screen, model, weights, input_size=input_size, classes=classes, threads=threads)
+    network = build(
+        screen, model, weights, task=task, input_size=input_size, classes=classes, threads=threads
+    )
     written: dict[str, Any] = {"model": model, "out": str(out)}
     with screen.stage(f"writing {out.name} and checking it"):
         written |= _write(network, out, tolerance)

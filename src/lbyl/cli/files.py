@@ -23,6 +23,7 @@ from lbyl.export import check_executorch, check_onnx, export_executorch, export_
 from lbyl.latency import Timing
 from lbyl.models import Network, resolve
 from lbyl.models.sources import source_of
+from lbyl.models.sources.hf import directory_and_task
 from lbyl.models.yolo import WORKFLOW, is_ultralytics, write_yolo
 from lbyl.report import write_report
 from lbyl.report.fill import parts, together
@@ -135,7 +136,7 @@ class Package:
     def _network(self, folder: Path) -> list[str]:
         """The weights, with what other libraries need to load them where they can."""
         kind, _, name = self.network.name.partition(":")
-        source = Path(name) if kind == "hf" else None
+        source = Path(directory_and_task(name)[0]) if kind == "hf" else None
         files = write_network(self.result, folder, self.attributes, source)
         if kind == "timm":
             with beside(TIMM):
@@ -258,7 +259,8 @@ def before(known: Mapping[str, Any], model: str | None = None) -> Network | None
     from_plan = source is not None and source.from_plan
     if (model is None and not from_plan) or (from_plan and weights is None):
         return None
-    own = None if weights == inner else weights  # of a file that is the network and its weights
+    # Of a file that is the network and its weights there is nothing else to read.
+    own = None if weights == inner or (source and source.own_weights) else weights
     try:
         network = resolve(name, own, known.get("input_shape"), known.get("classes"))
     except LbylError:

@@ -57,6 +57,7 @@ def finetune(
     resume: Resume = False,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
+    task: o.Task = None,
     mean: o.Mean = None,
     std: o.Std = None,
     device: o.Device = "auto",
@@ -71,7 +72,7 @@ def finetune(
     check_writable(out)
     scale: dict[str, Any] = {"mean": mean, "std": std, "input_size": input_size}
     network = build(
-        screen, model, weights, classes=classes, threads=threads, trained=False, **scale
+        screen, model, weights, task=task, classes=classes, threads=threads, trained=False, **scale
     )
     config = TrainConfig(
         epochs=epochs,

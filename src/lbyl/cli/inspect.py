@@ -28,6 +28,7 @@ def inspect(
     residual: o.Residual = False,
     input_size: o.InputSize = None,
     classes: o.Classes = None,
+    task: o.Task = None,
     full: Full = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -35,7 +36,9 @@ def inspect(
 ) -> None:
     """Show which channels can be pruned, who consumes them, and which layers cannot."""
     screen = Screen(json, quiet)
-    network = build(screen, model, weights, input_size=input_size, classes=classes, trained=False)
+    network = build(
+        screen, model, weights, task=task, input_size=input_size, classes=classes, trained=False
+    )
     graph = prepare(screen, network, include=include, exclude=exclude, residual=residual).graph
     screen.data(as_data(network, graph))
     if full:

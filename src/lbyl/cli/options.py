@@ -84,6 +84,10 @@ ShownTo = Annotated[
     ),
 ]
 Weights = Annotated[str | None, _network(metavar="FILE", help=WEIGHTS)]
+Task = Annotated[
+    str | None,
+    _network(metavar="NAME", help="Of hf:DIR: what its head is for, such as text-generation."),
+]
 InputSize = Annotated[str | None, _network(metavar="SIZE", help="224, or a shape: 1x28x28.")]
 Classes = Annotated[int | None, _network(metavar="N", help="Classes, if not the usual number.")]
 Mean = Annotated[str | None, _network(metavar="A,B,C", help="Mean of the inputs.")]

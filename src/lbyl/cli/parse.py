@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,18 @@ def parse_amount(
             amounts: dict[str, Any] = dict(given)
             return Budget(**amounts)
     return parse_ratio(ratio)
+
+
+def typed(command: str, model: str, **options: Any) -> str:
+    """Another command on the same network, as it is typed; what is None or False is left out."""
+    words = ["lbyl", command, model]
+    for name, value in options.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        for each in value if isinstance(value, list) else [value]:
+            words += [] if each is None or isinstance(each, bool) else [option, str(each)]
+    return shlex.join(words)
 
 
 def parse_numbers(text: str | None, name: str) -> tuple[float, ...] | None:

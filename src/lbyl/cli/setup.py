@@ -13,12 +13,13 @@ from torch import nn
 
 import lbyl
 from lbyl import data
-from lbyl.cli.errors import UsageError
+from lbyl.cli.errors import UsageError, usage
 from lbyl.cli.parse import OwnImages, Source, parse_numbers
 from lbyl.cli.screen import Screen
 from lbyl.data import ImageSet
 from lbyl.models import Network, parse_input_shape, resolve
 from lbyl.models.sources import source_of
+from lbyl.models.sources.hf import with_task
 from lbyl.torchkit.run import device_of
 
 OWN_LIMIT = 1024  # own images that statistics are collected on
@@ -61,15 +62,20 @@ def build(
     device: str = "cpu",
     threads: int | None = None,
     trained: bool = True,
+    task: str | None = None,
 ) -> Network:
     """The network that the options describe, on its device; says so where it is untrained."""
     chosen = pick_device(device)
+    with usage():
+        model = with_task(model, task)
     scale = parse_numbers(mean, "mean"), parse_numbers(std, "std")
     with screen.stage("loading the network"):
         if threads:
             torch.set_num_threads(threads)
         shape = parse_input_shape(input_size) if input_size else None
         network = resolve(model, weights, shape, classes).scaled(*scale).to(chosen)
+    for line in network.notes:
+        screen.warn(line)
     source, _ = source_of(model)
     if trained and network.weights is None and source is not None and not source.own_weights:
         screen.warn(f"{model} has random weights; give trained ones with --weights")

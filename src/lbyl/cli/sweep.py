@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -206,7 +207,8 @@ def show(screen: Screen, out: Path, grid: list[Point], rows: list[dict[str, Any]
     for row in rows:
         if row["failed"]:
             screen.warn(f"{row['command']}: {row['failed']}")
-    screen.say(f"wrote {bold(out)}; the trade-off: [cyan]lbyl report {plain(str(out))}[/]")
+    command = shlex.join(["lbyl", "report", str(out)])
+    screen.say(f"wrote {bold(out)}; the trade-off: [cyan]{plain(command)}[/]")
 
 
 def _short(model: str) -> str:

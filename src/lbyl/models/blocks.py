@@ -26,6 +26,7 @@ from lbyl.errors import LbylError
 from lbyl.inputs.batches import InputBatches
 from lbyl.inputs.tokens import ZIPF_OFFSET
 from lbyl.methods.echo import Echo
+from lbyl.models.sources.hf import class_names, directory_and_task
 from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import Ratio, counts
 from lbyl.planning.task import Task, make_plan
@@ -166,14 +167,19 @@ class Checkpoint:
             import transformers
         except ImportError as error:
             raise LbylError("this needs transformers: pip install transformers") from error
-        self.directory = directory
+        place, task = directory_and_task(str(directory))
+        directory = self.directory = Path(place)
         if not (directory / CONFIG).is_file():
             raise LbylError(f"{directory} is no directory of transformers: it has no {CONFIG}")
         config: Any = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         listed = (getattr(config, "architectures", None) or [""])[0]
+        listed = next(iter(class_names(config, task)), "") if task else listed
         self.config, self.model_class = config, getattr(transformers, listed, None)
         if self.model_class is None:
-            raise LbylError(f"{directory}: transformers has no class {listed!r}")
+            raise LbylError(
+                f"{directory}: config.json names no architecture that transformers has: say with "
+                "--task what its head is for"
+            )
         self.files = self._files()
         self.parameters = 0
 

@@ -29,6 +29,7 @@ class Network:
     weights: str | None = None  # None: as the factory made it, which mostly means untrained
     classes: int | None = None  # None: as many as the architecture has of itself
     unsized: bool = False  # whether it takes images of any size and says nothing of which
+    notes: tuple[str, ...] = ()  # what its user should know of how it was loaded
 
     @property
     def flatten(self) -> bool:
