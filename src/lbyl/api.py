@@ -67,6 +67,7 @@ from lbyl.torchkit.garbage import young_objects_only
 from lbyl.torchkit.guest import Guest
 from lbyl.torchkit.heap import memory_kept
 from lbyl.torchkit.run import Examples, Inputs, Progress, device_of
+from lbyl.tracing.attributes import follow_widths
 from lbyl.tracing.dry_run import COMPUTED_WITH
 from lbyl.tracing.group import without
 from lbyl.tracing.trace import EXCLUDED, NOT_INCLUDED, Patterns, check_model, guest_and_graph
@@ -463,10 +464,13 @@ class Prepared:
         sizes = Size.of(self.model, self.graph), Size.of(restored.model, self.graph)
         with noting() as joining:
             _joined(restored.model)
+        check_runs(restored.model, self.example_inputs, self.graph, plan.pruned)
+        with noting() as attributes:
+            follow_widths(restored.model, self.model, self.example_inputs)
         notes = [*notes, *joining]
         if plan.pruned:
             notes += [f"{n}: {UNREACHED}" for n in self.graph.unreached]
-        check_runs(restored.model, self.example_inputs, self.graph, plan.pruned)
+        notes += attributes
         assert self.guest is not None
         self.guest.hand_over(restored.model)
         return Result(

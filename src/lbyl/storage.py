@@ -16,7 +16,7 @@ from lbyl.graph.patterns import names_attention
 from lbyl.planning.plan import Plan
 from lbyl.result import Result
 from lbyl.surgery.cut import weightless_copy
-from lbyl.surgery.layout import Attributes, present_attributes, set_attributes
+from lbyl.surgery.layout import present_attributes, set_attributes, whole_numbers
 from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.experts import split_experts, split_in_place
 from lbyl.torchkit.fallbacks import noting
@@ -43,8 +43,8 @@ def save(result: Result, directory: str | Path) -> Path:
     path = Path(directory)
     with whole_directory(path, last=PLAN, stale=outdated(path)) as temporary:
         with noting() as notes:
-            write_network(result, temporary, attributes_of(result))
-        document = plan_document(result, temporary / MODEL, attributes_of(result))
+            write_network(result, temporary)
+        document = plan_document(result, temporary / MODEL)
         write_json(temporary / PLAN, {**document, "notes": notes} if notes else document)
     for line in notes:
         warn(line, stacklevel=2)
@@ -56,25 +56,14 @@ def outdated(path: Path) -> tuple[str, ...]:
     return (*ABOUT, CONFIG, TIMM, YOLO) if (path / PLAN).is_file() else ()
 
 
-def attributes_of(result: Result, earlier: Attributes | None = None) -> Attributes:
-    """Numbers of heads as the slim network has them; `earlier` names those of the one before."""
-    found = present_attributes(result.model, result.graph, result.plan.kept)
-    for module, names in (earlier or {}).items():
-        owner = result.model.get_submodule(module)
-        found.setdefault(module, {name: getattr(owner, name) for name in names})
-    return found
-
-
-def write_network(
-    result: Result, folder: Path, attributes: Attributes, source: Path | None = None
-) -> list[str]:
+def write_network(result: Result, folder: Path, source: Path | None = None) -> list[str]:
     """Write the weights, and what Transformers needs to load them; the names of the files."""
     made = described(result.model, result.plan, result.example)
     values = tensors(result.model if made is None else made)
     if made is not None:  # what is computed when the network is built is not stored
         stored = made.state_dict().keys()
         values = {name: x for name, x in values.items() if name in stored}
-    write_tensors(folder / MODEL, values, notes_beside(attributes))
+    write_tensors(folder / MODEL, values, notes_beside(present_attributes(result.model)))
     names = [MODEL]
     if made is not None:
         with beside(CONFIG):
@@ -82,7 +71,7 @@ def write_network(
     return names
 
 
-def plan_document(result: Result, weights: Path, attributes: Attributes) -> dict[str, Any]:
+def plan_document(result: Result, weights: Path) -> dict[str, Any]:
     """What plan.json says: the plan, the sizes before and after, and what came of it.
 
     `weights` is the file of the slim network's tensors.
@@ -90,6 +79,7 @@ def plan_document(result: Result, weights: Path, attributes: Attributes) -> dict
     shapes = {name: list(shape) for name, shape in result.graph.shapes.items()}
     sizes = {"shapes": shapes, TENSORS: contents(read_tensors(weights)[0])}
     document = {**result.plan.to_dict(), **sizes, "result": result.to_dict(plan=False)}
+    attributes = present_attributes(result.model)
     return {**document, ATTRIBUTES: attributes} if attributes else document
 
 
@@ -217,8 +207,8 @@ def _kind(x: Tensor) -> tuple[bool, bool]:
     return x.is_floating_point(), x.is_complex()
 
 
-def _checked_attributes(model: nn.Module, given: Any) -> dict[str, dict[str, int]]:
-    """Numbers of heads by module, each of an attribute that the module has."""
+def _checked_attributes(model: nn.Module, given: Any) -> dict[str, dict[str, Any]]:
+    """Numbers of heads and widths by module, each of an attribute that the module has."""
     modules = dict(model.named_modules())
     wrong = LbylError("the plan's 'attributes' must be whole numbers of modules of this network")
     if not isinstance(given, Mapping):
@@ -227,7 +217,8 @@ def _checked_attributes(model: nn.Module, given: Any) -> dict[str, dict[str, int
         if module not in modules or not isinstance(values, Mapping):
             raise wrong
         for name, value in values.items():
-            if type(value) is not int or type(getattr(modules[module], name, None)) is not int:
+            here, there = whole_numbers(vars(modules[module]).get(name)), whole_numbers(value)
+            if not there or len(here) != len(there) or min(there) < 0:
                 raise wrong
     return {module: dict(values) for module, values in given.items()}
 

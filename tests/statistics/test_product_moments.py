@@ -240,17 +240,17 @@ def test_masks_of_every_kind_become_what_is_added() -> None:
     shape = torch.Size((3, 4))
     triangle = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]]).bool()
     causal = torch.zeros(3, 4).masked_fill(triangle, -torch.inf)
-    q, added_mask = torch.zeros(1), drawn(3, 4).double()
-    assert allowed_keys((q, q, q), {}, shape) is None
-    assert allowed_keys((q, q, q, None, 0.0, False), {}, shape) is None
+    q, added_mask = torch.zeros(1, 1, 1, 1), drawn(3, 4).double()
+    assert allowed_keys((q, q, q), {}, shape, 1) is None
+    assert allowed_keys((q, q, q, None, 0.0, False), {}, shape, 1) is None
     for found in (
-        allowed_keys((q, q, q), {"is_causal": True}, shape),
-        allowed_keys((q, q, q, None, 0.0, True), {}, shape),
-        allowed_keys((q, q, q, ~triangle), {}, shape),
-        allowed_keys((q, q, q), {"attn_mask": ~triangle}, shape),
+        allowed_keys((q, q, q), {"is_causal": True}, shape, 1),
+        allowed_keys((q, q, q, None, 0.0, True), {}, shape, 1),
+        allowed_keys((q, q, q, ~triangle), {}, shape, 1),
+        allowed_keys((q, q, q), {"attn_mask": ~triangle}, shape, 1),
     ):
         assert found is not None and torch.equal(found, causal)
-    found = allowed_keys((q, q, q, added_mask), {}, shape)
+    found = allowed_keys((q, q, q, added_mask), {}, shape, 1)
     assert found is not None and torch.equal(found, added_mask.float())
 
 

@@ -36,12 +36,10 @@ from lbyl.storage import (
     PLAN,
     REPORT,
     SHOWN,
-    attributes_of,
     outdated,
     plan_document,
     write_network,
 )
-from lbyl.surgery.layout import Attributes
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.files import read_json, whole_directory, write_json
 from lbyl.torchkit.format import first_line
@@ -128,16 +126,11 @@ class Package:
         """The network under the name of the original."""
         return self.network if self.origin is None else renamed(self.network, self.origin)
 
-    @cached_property
-    def attributes(self) -> Attributes:
-        """Numbers of heads of the slim network, also of those that were cut before."""
-        return attributes_of(self.result, (self.origin or {}).get("attributes"))
-
     def _network(self, folder: Path) -> list[str]:
         """The weights, with what other libraries need to load them where they can."""
         kind, _, name = self.network.name.partition(":")
         source = Path(directory_and_task(name)[0]) if kind == "hf" else None
-        files = write_network(self.result, folder, self.attributes, source)
+        files = write_network(self.result, folder, source)
         if kind == "timm":
             with beside(TIMM):
                 text = timm_text(self.network.model, self.result.model, self.network.example)
@@ -154,7 +147,7 @@ class Package:
 
     def document(self, folder: Path) -> dict[str, Any]:
         """What plan.json holds, with the way to the original network so that commands find it."""
-        document = plan_document(self.told, folder / MODEL, self.attributes)
+        document = plan_document(self.told, folder / MODEL)
         extra: dict[str, Any] = {"network": self.named.describe(), "command": command()}
         extra["settings"] = dict(self.settings)
         if self.origin is not None:  # whose units are those of every compression so far

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,11 @@ from lbyl.surgery.indices import Kept, kept_along, kept_mask
 from lbyl.torchkit.attention import SIZES
 from lbyl.torchkit.masked import INPUTS, OUTPUTS, layout
 
-Attributes = Mapping[str, Mapping[str, int]]
-"""Module → attribute → its new value."""
+Attributes = Mapping[str, Mapping[str, Any]]
+"""Module → attribute → its new value, a whole number or several."""
+
+CHANGED = "cut_attributes"
+"""What a module calls the names of its attributes that were changed, so that they are saved."""
 
 WIDTHS = ("all_head_size", "inner_dim", "split_size")  # heads times channels, by the usual names
 NOT_COUNTS = ("dim", "size", "per", "norm", "mask", "scale", "bias", "channel")
@@ -69,10 +73,13 @@ def head_attributes(model: nn.Module, graph: Graph, kept: Kept) -> dict[str, dic
     return found
 
 
-def present_attributes(model: nn.Module, graph: Graph, kept: Kept) -> dict[str, dict[str, int]]:
-    """The same attributes as a model that is cut already has them."""
-    modules = [module for module, _, _ in _cut_heads(graph, kept)]
-    return {module: _head_counts(model.get_submodule(module)) for module in modules}
+def present_attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Attributes that were changed when a model was cut, as it has them."""
+    found = {}
+    for module, owner in model.named_modules():
+        if names := owner.__dict__.get(CHANGED):
+            found[module] = {name: getattr(owner, name) for name in names}
+    return found
 
 
 def _cut_heads(graph: Graph, kept: Kept) -> Iterator[tuple[str, int, int]]:
@@ -96,8 +103,18 @@ def _head_counts(module: nn.Module) -> dict[str, int]:
     return found
 
 
+def whole_numbers(value: Any) -> list[int]:
+    """The whole numbers that an attribute is, or holds and nothing else."""
+    several = list(value) if type(value) in (list, tuple) else [value]
+    return several if all(type(x) is int for x in several) else []
+
+
 def set_attributes(model: nn.Module, attributes: Attributes) -> None:
-    """Give modules their new attributes."""
+    """Give modules their new attributes; several numbers stay a tuple, or a list."""
     for module, values in attributes.items():
+        owner = model.get_submodule(module)
         for name, value in values.items():
-            setattr(model.get_submodule(module), name, value)
+            several = isinstance(value, (list, tuple))
+            setattr(owner, name, type(getattr(owner, name))(value) if several else value)
+        if values:
+            owner.__dict__[CHANGED] = sorted({*owner.__dict__.get(CHANGED, ()), *values})

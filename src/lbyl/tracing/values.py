@@ -207,14 +207,16 @@ class Exactness:
         """A few examples of the batch, none of which is one number everywhere."""
         device, batch = device_of(self.model), self.graph.batch
         given = tree_map_only(Tensor, lambda x: x.to(device), self.inputs)
-        varied = tree_map_only(Tensor, _varied, given)
-        few = tree_map_only(Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, varied)
-        whole = self._made(varied)
+        changed = tree_map_only(Tensor, varied, given)
+        few = tree_map_only(
+            Tensor, lambda x: x[:FEW] if x.dim() and len(x) == batch else x, changed
+        )
+        whole = self._made(changed)
         if whole is None or not all(bool(x.isfinite().any()) for x in whole):
             return given
         some = self._made(few) if batch > FEW else None
         alone = some is not None and distance([x[:FEW] for x in whole if x.dim()], some) < ROUGH
-        return few if alone else varied  # what examples do to each other shows in all of them
+        return few if alone else changed  # what examples do to each other shows in all of them
 
     def _made(self, inputs: Inputs) -> list[Tensor] | None:
         """Outputs; None where the network does not take so many examples, or such numbers."""
@@ -244,7 +246,7 @@ class Exactness:
     def differs(self, kept: Kept) -> bool:
         """Whether the network with these channels kept computes something else."""
         off = self._off(self.model, self._example, kept)
-        rounding = ROUNDING.get(_precision(self.model), ROUGH)
+        rounding = ROUNDING.get(precision(self.model), ROUGH)
         return off > rounding and self._confirmed(kept, off)
 
     def _confirmed(self, kept: Kept, off: float) -> bool:
@@ -257,12 +259,12 @@ class Exactness:
                 (model, inputs), off = self._double[0], found
         except Exception:  # some code asks for one precision
             pass
-        precision = _precision(model)
-        if off <= CLEAR.get(precision, ROUGH):
+        kind = precision(model)
+        if off <= CLEAR.get(kind, ROUGH):
             return False
-        shaken = SHAKEN.get(precision, 1e-3)
+        shaken = SHAKEN.get(kind, 1e-3)
         before, after = (self._reference(model, inputs, kept, by) for by in (0.0, shaken))
-        return off > AMPLIFIED.get(precision, 10) * before.distance(after)
+        return off > AMPLIFIED.get(kind, 10) * before.distance(after)
 
     def _off(self, model: nn.Module, inputs: Inputs, kept: Kept) -> float:
         """How far the cut network is from the silenced one."""
@@ -350,7 +352,7 @@ class Values:
 @torch.no_grad()
 def run(model: nn.Module, inputs: Inputs, mode: Still) -> Values:
     """Run a network in evaluation mode, with nothing drawn at random."""
-    double = _precision(model) == torch.float64
+    double = precision(model) == torch.float64
     wide: AbstractContextManager[Any] = Wide() if double else nullcontext()
     with evaluation_mode(model), wide, mode:
         output = call_model(model, inputs)
@@ -365,7 +367,7 @@ def _is_number(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
 
-def _varied(x: Tensor) -> Tensor:
+def varied(x: Tensor) -> Tensor:
     """Random numbers for an example that is one number everywhere: nothing shows in that."""
     if not x.is_floating_point() or x.numel() < 2 or bool((x != x.flatten()[0]).any()):
         return x
@@ -381,7 +383,7 @@ def _of_one_shape(
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _precision(model: nn.Module) -> torch.dtype:
+def precision(model: nn.Module) -> torch.dtype:
     kinds = [p.dtype for p in model.parameters() if p.is_floating_point()]
     return min(kinds, key=lambda kind: torch.finfo(kind).bits, default=torch.float32)
 
