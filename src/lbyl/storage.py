@@ -137,7 +137,8 @@ def _check_agree(
     noted = notes.get(ATTRIBUTES)
     if noted is not None and noted != _as_text(document.get(ATTRIBUTES, {})):
         raise LbylError(
-            f"{MODEL} and {PLAN} contradict each other: they say different numbers of heads; "
+            f"{MODEL} and {PLAN} contradict each other: they say different numbers of heads, or "
+            "widths; "
             "save the network again"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,12 @@ def test_they_are_saved_and_loaded_and_cut_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [[16], 16.0, "16", [16, 16, 16], -16])
 def test_a_plan_with_other_attributes_is_refused(value: Any, tmp_path: Path) -> None:
-    import json
-
     model, x = build()
     folder = lbyl.save(lbyl.compress(model, x, 0.4, method="none"), tmp_path / "one")
     plan = json.loads((folder / "plan.json").read_text())
     plan["attributes"]["one"]["c" if not isinstance(value, list) else "sizes"] = value
     (folder / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(lbyl.LbylError, match=r"whole numbers"):
+    with pytest.raises(lbyl.LbylError, match=r"contradict each other|whole numbers"):
         lbyl.load(folder, model=build()[0])
 
 
