@@ -87,8 +87,8 @@ def calibration(rows: Iterable[Row], source: str, without: str | None = None) ->
     mine = used(rows, source, without)
     constant, slope = line(mine, source)
     below, above = (sorted(scores(mine, source, side).values())[-LARGEST] for side in (1, -1))
-    numbers = (round(float(n), 4) for n in (constant, slope, below, above))
-    return Calibration(*numbers, networks=len({row["network"] for row in mine}))
+    a, b, low, high = (round(float(n), 4) for n in (constant, slope, below, above))
+    return Calibration(a, b, low, high, len({row["network"] for row in mine}))
 
 
 def document(rows: Sequence[Row]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ from lbyl.surgery.indices import complete, kept_indices
 from lbyl.torchkit.bar import shown
 from lbyl.torchkit.experts import join_experts, split_experts
 from lbyl.torchkit.fallbacks import note, noting
-from lbyl.torchkit.format import first_line
+from lbyl.torchkit.format import first_line, percent
 from lbyl.torchkit.garbage import young_objects_only
 from lbyl.torchkit.guest import Guest
 from lbyl.torchkit.heap import memory_kept
@@ -458,6 +458,7 @@ class Prepared:
             # Where a size was found by it, what was checked is of this network, unless it changed.
             forecast = None if refine or corrections.sequential else trial.forecast
             forecast = forecast or self.forecast(restored.model)
+            _note_missed(task, forecast)
             clock.lap("forecast")
         before = () if statistics is None else statistics.fallbacks
         source = None if statistics is None else statistics.source
@@ -673,6 +674,14 @@ def check_data_used(data: Data | None, task: Task, refine: Steps) -> None:
         f"{task.method.correction!r} looks at no data: leave data= out, or choose another "
         "method, criterion or correction"
     )
+
+
+def _note_missed(task: Task, forecast: Forecast | None) -> None:
+    """Steps after the closed form change what was checked: if it keeps less now, say so."""
+    asked = task.amount.keep if isinstance(task.amount, Budget) else None
+    low = None if forecast is None else forecast.low
+    if asked is not None and (low is None or low < asked):
+        note(f"after its last steps at least {percent(low)} are kept, not {percent(asked)}")
 
 
 def _warned(result: Result) -> Result:

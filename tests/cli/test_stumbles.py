@@ -14,6 +14,7 @@ from torch import nn
 import lbyl
 from lbyl.cli.errors import _message
 from lbyl.data import Score
+from lbyl.latency import Timing
 from lbyl.models import resolve
 from lbyl.models.zoo import load_weights
 from lbyl.torchkit.bar import Bar, shown
@@ -44,12 +45,22 @@ def test_keep_is_a_budget_like_the_others(run: Any, run_json: Any) -> None:
     assert "several budgets" in wrong.stderr
 
 
-def test_a_budget_of_time_shows_the_time(run: Any, run_json: Any, tmp_path: Path) -> None:
+def test_a_budget_of_time_shows_the_time_and_is_refused_where_it_is_missed(
+    run: Any, run_json: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clocks: one that sizes are found by, and one that says at last what came of it."""
+    seconds = {"original": Timing.of([1.0, 1.0]), "slim": Timing.of([0.95, 0.95])}
+    monkeypatch.setattr(lbyl.Prepared, "_time_fraction", lambda self, left: 0.95)
+    monkeypatch.setattr("lbyl.cli.compress.compare", lambda *args: seconds)
     out = tmp_path / "out"
     arguments = ["compress", *DIGITS, "--latency", "0.95", "--criterion", "l2", "--out", out]
     found = run_json(*arguments)
-    assert set(found["latency"]) == {"original", "slim"} and found["latency"]["slim"] > 0
+    assert found["latency"] == {"original": 1.0, "slim": 0.95}
     assert "Latency" in (out / "report.html").read_text()
+    seconds["slim"] = Timing.of([0.32, 0.32])
+    refused = run(*arguments[:-1], tmp_path / "other", code=2)
+    assert "95.0%" in refused.stderr and "32.0%" in refused.stderr
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.skipif(getattr(os, "geteuid", int)() == 0, reason="root may write everywhere")

@@ -126,7 +126,7 @@ def compress(
     package = Package(network, prepared, result, accuracy.found or None, times or None, settings)
     refused = result.lost and not anyway
     written = package.write(screen, out, runtimes, report) if out and not refused else {}
-    if written and runtimes.int8 and test:
+    if out and written and runtimes.int8 and test:
         accuracy.measure("int8", "accuracy in int8", OnnxNetwork(out / INT8_FILE, threads))
     given: dict[str, Any] = {"weights": weights, "classes": classes, "task": task}
     why = typed("inspect", model, input_size=input_size, **given, **where)

@@ -82,7 +82,7 @@ def halves(inputs: InputBatches, whole: bool = False) -> tuple[list[Inputs], lis
     for batch, size in zip(batches, sizes):
         for first, part in enumerate(parts):
             rows = torch.arange(first, size or 0, 2)
-            part.extend([some_rows(batch, rows, size)] if len(rows) else [])
+            part.extend([some_rows(batch, rows, size or 0)] if len(rows) else [])
     return parts
 
 

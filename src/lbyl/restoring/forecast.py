@@ -252,12 +252,11 @@ class Forecaster:
         if self._one_answer:
             known = None, None, None, self._inputs, self.source
             return Forecast(agreement, divergence, *known, one_answer=True)
-        bounds = 0.0, 0.0, 0.0
+        told = 0.0, 0.0, 0.0
         if math.isfinite(divergence):
-            bounds = self.calibration(agreement, self._inputs)
+            told = self.calibration(agreement, self._inputs)
         behind = self.calibration.networks
-        known = *bounds, self._inputs, self.source
-        return Forecast(agreement, divergence, *known, networks=behind)
+        return Forecast(agreement, divergence, *told, self._inputs, self.source, networks=behind)
 
 
 @dataclass
