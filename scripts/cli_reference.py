@@ -21,8 +21,8 @@ HEAD = """\
 Every command has `--help`, `--json` (results as JSON and nothing else), `--quiet` and `--debug`.
 Results go to stdout, progress and errors to stderr. The exit code is 0 on success, 2 where what
 was given does not fit (options that contradict each other, patterns that match nothing, a file or
-a network that cannot be used), 1 where the work itself failed (a full disk, memory), and 130 where
-it was interrupted.
+a network that cannot be used), 1 where the work itself failed (a full disk, memory), 3 where the
+smaller network is lost and was not written, and 130 where it was interrupted.
 
 *This page is made from the program by `python scripts/cli_reference.py`.*
 """

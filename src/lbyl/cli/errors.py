@@ -1,6 +1,7 @@
 """Errors as one red line with the remedy, and the exit code by their kind.
 
-2 where what was given does not fit (options, a file, a network), 1 where the work itself failed.
+2 where what was given does not fit (options, a file, a network), 1 where the work itself failed;
+`lbyl compress` has one of its own for a network that is lost.
 """
 
 from __future__ import annotations
