@@ -83,8 +83,8 @@ measures them, `pytest -m slow tests/test_networks_small.py` asks all of this.
 REASONS_HEAD = f"""
 ## What is unprunable, and why
 
-Layers outside units, by the reason that `trace` gives; reasons of fewer than {OFTEN} networks are in
-the rows. Channels that additions tie across layers are pruned with `residual=True`, parts of
+Layers outside units, by the reason that `trace` gives; reasons of fewer than {OFTEN} networks are
+in the rows. Channels that additions tie across layers are pruned with `residual=True`, parts of
 attention by name (`"*:heads"`).
 """
 

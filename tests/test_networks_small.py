@@ -15,8 +15,6 @@ from support.foreign.check import Elsewhere, examine
 
 ROWS = Path(__file__).parents[1] / "docs" / "results" / "coverage-small.jsonl"
 ATTENTION = ("transformers/", "diffusers/")
-# Without an attention that can be followed: asking for one is refused in one sentence.
-REFUSED = "fits no attention"
 FAST = "transformers/qwen3 timm/test_resnet ultralytics/yolov8n torchvision/squeezenet-few-classes"
 
 
@@ -57,4 +55,12 @@ def test_network(
     row = examine(name, tmp_path / "slim", elsewhere)
     record_property("row", json.dumps(row))
     assert not row["problems"]
+    gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in foreign.every() if n.startswith(ATTENTION)])
+def test_attention_of(name: str, tmp_path: Path, elsewhere: Elsewhere) -> None:
+    pytest.importorskip(name.partition("/")[0])
+    assert not examine(name, tmp_path / "slim", elsewhere, attention=True)["problems"]
     gc.collect()

@@ -24,6 +24,7 @@ from support.published import stir
 RATIO = 0.5
 EXACT = 1e-4
 SAME = 1e-6  # of two processes
+NO_ATTENTION = "fits no attention"  # where none can be followed, in one sentence
 
 Row = dict[str, Any]
 LOADER = Path(__file__).with_name("loader.py")
@@ -94,7 +95,12 @@ def examine(name: str, folder: Path, elsewhere: Elsewhere, attention: bool = Fal
     model, inputs = made(name, double)
     before, original = copy.deepcopy(model.state_dict()), output(model, inputs)
     clock = time.process_time()
-    prepared = lbyl.prepare(model, inputs, include="*:*" if attention else "*", data=8)
+    try:
+        prepared = lbyl.prepare(model, inputs, include="*:*" if attention else "*", data=8)
+    except lbyl.LbylError as error:
+        if not (attention and NO_ATTENTION in str(error)):
+            raise
+        return {"name": name, "units": 0, "reasons": {str(error): 1}, "problems": {}}
     graph = prepared.graph
     row: Row = {"name": name, "double": double, "units": len(graph), "channels": graph.channels}
     row["kinds"] = dict(Counter(unit.kind for unit in graph))

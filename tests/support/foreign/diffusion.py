@@ -135,20 +135,6 @@ ENTRIES: dict[str, Entry] = {
         },
         lambda: {"sample": video(4, 4, 8), "timestep": 5, "encoder_hidden_states": x(1, 5, 12)},
     ),
-    "unet-motion": (
-        "UNetMotionModel",
-        {
-            **DOWN,
-            "cross_attention_dim": 12,
-            "num_attention_heads": 2,
-            "motion_num_attention_heads": 2,
-            "motion_max_seq_length": 8,
-            "block_out_channels": (32, 64),
-            "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
-        },
-        lambda: {"sample": video(4, 4, 8), "timestep": 5, "encoder_hidden_states": x(1, 5, 12)},
-    ),
     "unet-space-time": (
         "UNetSpatioTemporalConditionModel",
         {

@@ -59,6 +59,10 @@ MORE: dict[str, Any] = {
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
 }
+SMALLER: dict[str, dict[str, Any]] = {
+    "layoutlmv3": {"input_size": 32, "patch_size": 8, "coordinate_size": 6, "shape_size": 4},
+    "vits": {"upsample_initial_channel": 32, "flow_size": 32, "spectrogram_bins": 33},
+}
 NAMES = {
     "text": """
 gpt-sw3 afmoe albert apertus arcee aria aria_text audioflamingo3 aya_vision bailing_hybrid bamba
@@ -102,8 +106,9 @@ tipsv2_vision_model vit vit_mae vit_msn vitdet yolos mlcd
     "image64": """
 dinov3_convnext pp_ocrv6_small_rec pp_ocrv6_tiny_rec segformer
 """,
+    "document": "layoutlmv3",
     "image224": """
-hiera layoutlmv3 mobilevitv2 pp_ocrv5_mobile_rec pp_ocrv5_server_rec
+hiera mobilevitv2 pp_ocrv5_mobile_rec pp_ocrv5_server_rec
 """,
     "both": """
 aimv2 altclip blip chinese_clip clip clipseg metaclip_2 owlv2 owlvit siglip vilt
@@ -144,6 +149,7 @@ def _inputs() -> dict[str, dict[str, Tensor]]:
         "image16": {"pixel_values": torch.randn(2, 3, 16, 16)},
         "image64": {"pixel_values": torch.randn(2, 3, 64, 64)},
         "image224": {"pixel_values": torch.randn(1, 3, 224, 224)},
+        "document": {"input_ids": ids, "pixel_values": torch.randn(2, 3, 32, 32)},
         "both": {"input_ids": ids, "pixel_values": torch.randn(2, 3, 16, 16)},
         "wave": {"input_values": torch.randn(2, 2000)},
         "wave1": {"input_values": torch.randn(2, 1, 2000)},
@@ -172,7 +178,7 @@ def sized(name: str, kind: Any) -> Any:
         part = getattr(default, key, None)
         if hasattr(type(part), "model_type"):
             given[key] = sized("", type(part)).to_dict()
-    return kind(**{**given, **OWN.get(name, {})})
+    return kind(**{**given, **OWN.get(name, {}), **SMALLER.get(name, {})})
 
 
 def build(name: str, form: str) -> tuple[nn.Module, Any]:
