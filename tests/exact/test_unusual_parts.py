@@ -60,3 +60,36 @@ def test_a_submodule_called_weight_is_pruned_as_any_other() -> None:
     model, x = Gated().eval(), torch.randn(4, 6)
     graph = lbyl.trace(model, x)
     assert len(graph) == 1 and not any("quantised" in r for r in graph.unprunable.values())
+
+
+class Slotted:
+    """Something that has no dictionary."""
+
+    __slots__ = ("width",)
+
+    def __init__(self) -> None:
+        self.width = 3
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, which keeps weak references to its weights."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 16), nn.Linear(8, 3)
+        self.mixed = kind(16, 8, batch_first=True)
+        self.notes = [Slotted()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.mixed(self.up(x).relu())[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_and_objects_without_a_dictionary_are_taken(
+    kind: type[nn.RNNBase],
+) -> None:
+    torch.manual_seed(0)
+    model, x = Recurrent(kind).eval(), torch.randn(2, 5, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert "up" in lbyl.trace(model, x).unprunable
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
