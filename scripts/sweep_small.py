@@ -3,6 +3,7 @@
 python scripts/sweep_small.py                     # all that have no row yet
 python scripts/sweep_small.py --only 'timm/'      # some
 python scripts/sweep_small.py --again             # those of which something did not hold
+python scripts/sweep_small.py --all               # every one once more
 python scripts/sweep_small.py --attention         # heads, queries and values instead
 
 `scripts/coverage.py --page` writes the page from the rows.
@@ -51,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a regular expression of names")
     parser.add_argument("--again", action="store_true", help="those with problems once more")
+    parser.add_argument("--all", action="store_true", help="those that have a row, too")
     parser.add_argument("--attention", action="store_true", help="units of attention")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -60,7 +62,7 @@ def main() -> None:
     elsewhere = check.Elsewhere()
     for name in foreign.every():
         had = known.get(name)
-        wanted = had is None or (options.again and had["problems"])
+        wanted = options.all or had is None or (options.again and had["problems"])
         if not wanted or not re.search(options.only, name):
             continue
         found = row(name, elsewhere, options.attention)

@@ -107,7 +107,7 @@ def flat(output: Any) -> list[Tensor]:
 
 
 def distance(a: Any, b: Any) -> float:
-    """The largest difference of two outputs, relative to the larger of them."""
+    """The largest relative difference of two outputs; infinite where only one of them has NaN."""
     first, second = flat(a), flat(b)
     if [x.shape for x in first] != [x.shape for x in second] or not first:
         return float("inf")
@@ -115,8 +115,10 @@ def distance(a: Any, b: Any) -> float:
     for x, y in zip(first, second):
         x, y = x.detach(), y.detach()
         if x.numel():
-            scale = max(float(x.abs().max()), float(y.abs().max()), 1e-30)
-            worst = max(worst, float((x - y).abs().max()) / scale)
+            same = (x == y) | (x.isnan() & y.isnan())
+            scale = max(float(v.nan_to_num(0, 0, 0).abs().max()) for v in (x, y))
+            off = float((x - y).abs().masked_fill(same, 0).max()) / max(scale, 1e-30)
+            worst = max(worst, off if off == off else float("inf"))
     return worst
 
 

@@ -101,11 +101,8 @@ def examine(name: str, folder: Path, elsewhere: Elsewhere, attention: bool = Fal
         if not (attention and NO_ATTENTION in str(error)):
             raise
         return {"name": name, "units": 0, "reasons": {str(error): 1}, "problems": {}}
-    graph = prepared.graph
-    row: Row = {"name": name, "double": double, "units": len(graph), "channels": graph.channels}
-    row["kinds"] = dict(Counter(unit.kind for unit in graph))
-    row["reasons"] = dict(Counter(map(reference.short, graph.unprunable.values())).most_common())
-    row["parameters"], row["problems"] = sum(p.numel() for p in model.parameters()), {}
+    graph, row = prepared.graph, described(name, model, prepared.graph)
+    row["double"] = double
     if len(graph):
         result = prepared.compress({"*": RATIO}, method="none")
         row["kept"] = result.after.parameters / result.before.parameters
@@ -127,25 +124,23 @@ def examine(name: str, folder: Path, elsewhere: Elsewhere, attention: bool = Fal
     return row
 
 
-def distance(a: Any, b: Any) -> float:
-    """The largest relative difference of two outputs; what is not finite is so in both."""
-    first, second = reference.flat(a), reference.flat(b)
-    if [x.shape for x in first] != [x.shape for x in second]:
-        return float("inf")
-    if not all(_same(x[~x.isfinite()], y[~x.isfinite()]) for x, y in zip(first, second)):
-        return float("inf")
-    pairs = [(x[x.isfinite()], y[x.isfinite()]) for x, y in zip(first, second)]
-    return reference.distance(*map(list, zip(*pairs))) if pairs else float("inf")
+def described(name: str, model: nn.Module, graph: lbyl.Graph) -> Row:
+    """What there is to prune, and why the rest is not pruned."""
+    row: Row = {"name": name, "units": len(graph), "channels": graph.channels}
+    row["kinds"] = dict(Counter(unit.kind for unit in graph))
+    row["reasons"] = dict(Counter(map(reference.short, graph.unprunable.values())).most_common())
+    row["parameters"] = sum(p.numel() for p in model.parameters())
+    return row | {"problems": {}}
 
 
 def _exact(slim: Any, quiet: Any, original: Any) -> float:
     """How far the slim network's output is from the silenced original's."""
     if not any(bool(x.isfinite().any()) for x in reference.flat(original)):
         raise Missed("the original gives no finite number")
-    off = distance(slim, quiet)
+    off = reference.distance(slim, quiet)
     if not off < EXACT:
         raise Missed(f"the cut is off by {off:.2e}")
-    if not distance(slim, original) > 0:
+    if not reference.distance(slim, original) > 0:
         raise Missed("the cut changed nothing: the comparison proves nothing")
     return off
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import lbyl  # noqa: E402
+from support import reference  # noqa: E402
 from support.foreign import check  # noqa: E402
 
 
@@ -23,7 +24,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     about = torch.load(folder / "about.pt", weights_only=True)
     fresh, _ = check.made(order["name"], order["double"], seed=1)
     model = lbyl.load(folder / "slim", model=fresh).eval()
-    return {"distance": check.distance(check.output(model, about["inputs"]), about["outputs"])}
+    return {"distance": reference.distance(check.output(model, about["inputs"]), about["outputs"])}
 
 
 def main() -> None:
