@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
@@ -182,8 +183,7 @@ def _at_work(verb: Verb) -> Verb:
 
     @wraps(verb)
     def at_work(self: Prepared, *args: Any, **kwargs: Any) -> Any:
-        assert self.guest is not None
-        with self.guest.at_work():
+        with self.at_work():
             return verb(self, *args, **kwargs)
 
     return at_work  # type: ignore[return-value]
@@ -209,6 +209,11 @@ class Prepared:
             check_model(self.model)
             self.guest = Guest.of(self.model, self.example_inputs)
         self.model = self.guest.model
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """A context in which the network may run, as in every method that asks it something."""
+        assert self.guest is not None
+        return self.guest.at_work()
 
     @cached_property
     def fresh(self) -> FreshInputs:

@@ -27,6 +27,7 @@ from lbyl.planning.criteria import registry as criteria
 from lbyl.planning.plan import Plan
 from lbyl.statistics.moments import Statistics
 from lbyl.torchkit.registry import Named, Registry
+from lbyl.torchkit.surroundings import OwnDraws
 from lbyl.torchkit.tensors import is_finite, tensors
 
 CHANNELS = 8  # of every layer; even, so that filters come in pairs
@@ -113,8 +114,7 @@ Check = Callable[[Any, Specimens], None]
 
 def specimens(pairs: bool = False) -> Specimens:
     """Small networks, described; with `pairs` every second channel equals the one before it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with OwnDraws():
         made = {
             "with BatchNorm": Specimen(_convolutions(True), torch.randn(4, 3, 8, 8).double()),
             "without BatchNorm": Specimen(_convolutions(False), torch.randn(4, 3, 8, 8).double()),

@@ -26,6 +26,7 @@ from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.files import read_json, write_json
 from lbyl.torchkit.format import first_line
 from lbyl.torchkit.run import Inputs, call_model, evaluation_mode, tensors_in
+from lbyl.torchkit.surroundings import OwnDraws
 
 CONFIG, TIMM = "config.json", "timm.txt"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json", ".py")
@@ -165,7 +166,7 @@ def _built(model: nn.Module, config: Mapping[str, Any], meta: bool) -> nn.Module
     """The network of this configuration; None where there is no such network."""
     kind = type(config_of(model))
     try:
-        with torch.device("meta" if meta else "cpu"), torch.random.fork_rng(devices=[]), quiet():
+        with torch.device("meta" if meta else "cpu"), OwnDraws(), quiet():
             made = type(model)(kind.from_dict(dict(config)))
     except Exception:  # a configuration that contradicts itself may fail in any way
         return None

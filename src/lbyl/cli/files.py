@@ -43,6 +43,7 @@ from lbyl.storage import (
 from lbyl.torchkit.fallbacks import noting
 from lbyl.torchkit.files import read_json, whole_directory, write_json
 from lbyl.torchkit.format import first_line
+from lbyl.torchkit.surroundings import own_randomness
 
 LEFT_OUT = "left_out"  # under which report.json names what would have taken too long
 SHARE, LEAST = 0.1, 10.0  # of the compression's seconds, and seconds that a report may take anyway
@@ -182,6 +183,7 @@ class Package:
             made["notes"] = [*written["notes"], *notes]
         return made
 
+    @own_randomness()
     def _steps(self, folder: Path) -> list[dict[str, Any]]:
         """What every step gives, from the original network in PyTorch to int8."""
         models = {"original": self.network.model, "slim": self.result.model}

@@ -16,6 +16,7 @@ from lbyl.errors import LbylError
 from lbyl.models.zoo import NetworkInfo
 from lbyl.models.zoo import info as network_info
 from lbyl.torchkit.run import device_of, evaluation_mode
+from lbyl.torchkit.surroundings import own_randomness
 
 FEW_CLASSES = 10  # among which being one of five says little
 Progress = Callable[[int, int], None]  # (images seen, images in all)
@@ -70,7 +71,8 @@ def score(
     total = len(data) if limit is None else min(limit, len(data))
     correct = within = seen = classes = 0
     # Moved outside of inference mode, inside of which parameters would become inference tensors.
-    with _moved(model, device) as target, evaluation_mode(model), torch.inference_mode():
+    moved = _moved(model, device)
+    with moved as target, own_randomness(), evaluation_mode(model), torch.inference_mode():
         for images, labels in data.batches(batch_size, mean, std, target, limit):
             assert labels is not None  # checked above
             logits = model(images.flatten(1) if flatten else images)

@@ -135,13 +135,15 @@ def _figures(point: Point, setting: Setting, statistics: str | None) -> dict[str
         multiple_of=setting.multiple_of,
         refine=setting.refine,
     )
+    with prepared.at_work():
+        divergence = prepared.judges.whole(result.model)
     figures: dict[str, Any] = {
         "chosen": None if result.criterion is None else result.criterion["name"],
         "story": result.story,
         "parameters": result.after.parameters,
         "macs": result.after.macs,
         "accuracy": _accuracy(network, result.model, setting),
-        "divergence": prepared.judges.whole(result.model),
+        "divergence": divergence,
     }
     told = result.forecast
     if told is not None:

@@ -17,11 +17,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 _lock = threading.Lock()
 _here = threading.local()
 
 
+DRAWING = (  # functions that take a generator
+    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"),
+    *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_"),
+)
 GENERATORS = ("torch", "python", "numpy")  # that a process has once for all
 
 
@@ -118,6 +123,32 @@ def begin_again(seed: int = 0) -> None:
         if _shared.devices and not torch.cuda.is_current_stream_capturing():
             for device in _shared.devices:
                 torch.cuda.default_generators[device].manual_seed(seed)
+
+
+class OwnDraws(TorchFunctionMode):
+    """Inside a `with` what is drawn by torch in this thread has a generator of its own.
+
+    It is for building networks, whose first weights are drawn; what takes no generator draws from
+    the global one as ever.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        drawing = getattr(func, "__name__", "") in DRAWING and kwargs.get("generator") is None
+        on_processor = not any(isinstance(x, torch.Tensor) and not x.is_cpu for x in args)
+        if drawing and on_processor and str(torch.get_default_device()) == "cpu":
+            kwargs = {**kwargs, "generator": self.generator}
+        return func(*args, **kwargs)
 
 
 @contextmanager
