@@ -138,7 +138,7 @@ def test_input_shapes() -> None:
 
 
 def test_the_program_that_loads_a_result_is_true(tmp_path: Path, run: Run) -> None:
-    from lbyl.cli.files import loading
+    from lbyl.cli.loading import loading
 
     name, out = "torchvision:squeezenet1_1", tmp_path / "out"
     settings = ["--classes", "3", "--input-size", "64", "--method", "none", "--no-report"]

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from lbyl import Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, fail, guarded, usage
-from lbyl.cli.files import DEPLOYMENT, Package, Runtimes, loading
+from lbyl.cli.files import DEPLOYMENT, Package, Runtimes
+from lbyl.cli.loading import loading
 from lbyl.cli.parse import (
     check_limit,
     check_source_used,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch import nn
 
 from lbyl import LbylError, Plan, Prepared, Result
 from lbyl.cli.limit import in_time
+from lbyl.cli.loading import construction, loading
 from lbyl.cli.screen import Screen
 from lbyl.configs import CONFIG, TIMM, beside, carry, timm_text
 from lbyl.deploy import quantise_onnx, table_of_steps
@@ -202,7 +202,7 @@ class Package:
                 found, left_out = in_time(parts(self.prepared, self.result), PAGE * seconds)
                 shown = together(found) | {LEFT_OUT: left_out}
                 write_json(out / SHOWN, shown)
-                page(document, self.told, out / REPORT, shown, loading(self.named, out))
+                page(document, self.told, out / REPORT, shown, self.named, out)
         except Exception as error:  # the network is written, whatever the report does
             return [f"no report.html: {first_line(error)}. To try again:{again}"]
         if not left_out:
@@ -215,10 +215,11 @@ def page(
     result: Result,
     path: Path,
     shown: dict[str, Any],
-    lines: list[str],
+    network: Network,
+    directory: Path,
     comparison: Any = None,
 ) -> None:
-    """The report of what plan.json and report.json hold."""
+    """The report of what plan.json and report.json of a directory hold."""
     commands = [*document.get("earlier", []), document.get("command")]
     write_report(
         result,
@@ -228,7 +229,8 @@ def page(
         deployment=document.get(DEPLOYMENT),
         comparison=comparison,
         command="\n".join(filter(None, commands)) or None,
-        loader="\n".join(lines),
+        loader="\n".join(loading(network, directory)),
+        build=construction(network),
         afterwards=document.get("afterwards"),
         **shown,
     )
@@ -295,23 +297,3 @@ def milliseconds(seconds: dict[str, float] | None) -> dict[str, float]:
 def command() -> str:
     """The command line that is running, to repeat it."""
     return shlex.join(["lbyl", *sys.argv[1:]])
-
-
-def loading(network: Network, out: str | Path) -> list[str]:
-    """Python that loads what was written, ready to use."""
-    source, _ = source_of(network.name)
-    place = quoted(out)
-    if source is not None and source.from_plan:  # plan.json says which network it was
-        return ["import lbyl", f"model = lbyl.load({place})"]
-    if source is not None and source.prefix == "hf" and (Path(out) / CONFIG).is_file():
-        kind = type(network.model).__name__
-        return [f"from transformers import {kind}", f"model = {kind}.from_pretrained({place})"]
-    classes = "" if network.classes is None else f", classes={network.classes}"
-    made = f"resolve({quoted(network.name)}{classes}).model"
-    lines = ["import lbyl", "from lbyl.models import resolve"]
-    return [*lines, f"model = lbyl.load({place}, model={made}).eval()"]
-
-
-def quoted(text: str | Path) -> str:
-    """A text as Python writes it, between double quotes."""
-    return json.dumps(str(text), ensure_ascii=False)

@@ -11,7 +11,7 @@ from torch import nn
 from lbyl import LbylError, Result
 from lbyl.cli import options as o
 from lbyl.cli.errors import UsageError, guarded
-from lbyl.cli.files import LEFT_OUT, before, loading, page, renamed, stored
+from lbyl.cli.files import LEFT_OUT, before, page, renamed, stored
 from lbyl.cli.parse import parse_data
 from lbyl.cli.screen import Screen, bold
 from lbyl.cli.setup import check_writable, prepare
@@ -86,8 +86,7 @@ def report(
         shown = completed(screen, document, result, shown, model)
         write_json(directory / SHOWN, shown)
     with screen.stage("writing the report"):
-        lines = loading(renamed(network, document), str(directory))
-        page(document, result, target, shown, lines, compared)
+        page(document, result, target, shown, renamed(network, document), directory, compared)
     screen.data({"out": str(target)})
     screen.say(f"wrote {bold(target)}")
 

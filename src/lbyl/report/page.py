@@ -58,6 +58,7 @@ def write_report(
     deployment: Rows | None = None,
     command: str | None = None,
     loader: str | None = None,
+    build: str | None = None,
     afterwards: str | None = None,
     inputs: str | None = None,
     alone: Mapping[str, float] | None = None,
@@ -72,7 +73,8 @@ def write_report(
     and `delivery` are what `lbyl.report.gather` computes. `latency` gives milliseconds "before"
     and "after", and whatever else should be said of how they were measured; `deployment` are rows
     of `lbyl.deploy.measure_steps`, a runtime each. `loader` are lines
-    that load the saved result with this package; a program without it is always shown.
+    that load the saved result with this package; a program without it is always shown, in which
+    `build` are lines that name the network of the original size as `original`.
     `afterwards` says what was done to the network since, `inputs` is a picture (PNG in base64) of
     what the networks were compared on. `alone` is how far the network diverges where one unit
     alone is pruned, `further` what pruning a tenth more would bring; `gather` computes both.
@@ -101,7 +103,7 @@ def write_report(
         tabs=_tabs(bool(delivery), compared is not None),
         command=command,
         loader=loader,
-        program=loader_snippet(result),
+        program=loader_snippet(result, build=build),
     )
 
 
