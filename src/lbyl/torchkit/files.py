@@ -142,7 +142,7 @@ def read_tensors(
     notes = notes or {}
     try:
         pairs = json.loads(notes.pop(PAIRS, "[]"))
-        values |= {name: torch.view_as_complex(values[name]) for name in pairs}
+        values |= {name: torch.view_as_complex(values[name].clone()) for name in pairs}
     except (ValueError, RecursionError, TypeError, KeyError, RuntimeError) as error:
         raise LbylError(f"{path} {complaint}: it misnames complex numbers") from error
     return values, notes
