@@ -15,7 +15,6 @@ from support.foreign.check import Elsewhere, examine
 
 ROWS = Path(__file__).parents[1] / "docs" / "results" / "coverage-small.jsonl"
 ATTENTION = ("transformers/", "diffusers/")
-FAST = "transformers/qwen3 timm/test_resnet ultralytics/yolov8n torchvision/squeezenet-few-classes"
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +37,8 @@ def test_no_row_of_the_page_has_a_problem() -> None:
     assert not {row["name"]: row["problems"] for row in rows if row["problems"]}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FAST.split() else pytest.mark.slow)
-        for name in foreign.every()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", foreign.every())
 def test_network(
     name: str,
     tmp_path: Path,
