@@ -55,11 +55,18 @@ class Gated(nn.Module):
         return self.down(self.up(x) * self.weight(x).sigmoid())
 
 
-def test_a_submodule_called_weight_is_pruned_as_any_other() -> None:
+def test_a_submodule_called_weight_is_pruned_as_any_other(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Gated().eval(), torch.randn(4, 6)
-    graph = lbyl.trace(model, x)
-    assert len(graph) == 1 and not any("quantised" in r for r in graph.unprunable.values())
+    result = lbyl.compress(model, x, 0.5, method="none")
+    assert not any("quantised" in reason for reason in result.graph.unprunable.values())
+    kept = result.plan.kept["up"]
+    hidden = model.up(x) * model.weight(x).sigmoid()
+    wanted = hidden[:, kept] @ model.down.weight[:, kept].T + model.down.bias
+    torch.testing.assert_close(result.model(x), wanted)
+    lbyl.save(result, tmp_path / "slim")
+    loaded = lbyl.load(tmp_path / "slim", model=Gated().eval())
+    assert torch.equal(loaded(x), result.model(x))
 
 
 class Slotted:
