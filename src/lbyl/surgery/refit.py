@@ -25,9 +25,9 @@ def _refit(module: nn.Module, before: nn.Module) -> None:
         module.out_features, module.in_features = weight.shape
     elif isinstance(module, nn.modules.batchnorm._NormBase):
         like = weight if weight is not None else module.running_mean
-        if like is not None:
+        if isinstance(like, Tensor):
             module.num_features = like.shape[0]
-    elif isinstance(module, nn.GroupNorm) and weight is not None:
+    elif isinstance(module, nn.GroupNorm) and isinstance(weight, Tensor):
         assert isinstance(before, nn.GroupNorm)
         size = before.num_channels // before.num_groups
         module.num_channels, module.num_groups = weight.shape[0], weight.shape[0] // size

@@ -124,7 +124,7 @@ def _suspects(
     widths = _cut_widths(slim, original)
     for name, module in slim.named_modules():
         whole = before.get(name)
-        if name not in widths or type(module) is not type(whole):
+        if name not in widths or whole is None or type(module) is not type(whole):
             continue
         if type(module).__module__.startswith(("torch.", "lbyl.")):  # their own are true
             continue
