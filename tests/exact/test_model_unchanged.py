@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,11 @@ def normalises_weights(net: Any, h: Tensor) -> Tensor:
     return h
 
 
+def counts_in_numpy(net: Any, h: Tensor) -> Tensor:
+    net.total += len(h)
+    return h
+
+
 def swaps_weights(net: Any, h: Tensor) -> Tensor:
     net.head.weight.data = net.head.weight.data * 0.99
     net.head.bias.requires_grad_(False)
@@ -109,6 +115,7 @@ def states() -> dict[str, dict[str, Any]]:
             "by_name": {"inner": [0]},
             "names": {1},
         },
+        "counts_in_numpy": {"total": np.zeros(3)},
         "normalises_weights": {},
         "swaps_weights": {},
         "replaces": {},
@@ -122,6 +129,7 @@ WRITES = (
     remembers,
     grows,
     appends,
+    counts_in_numpy,
     normalises_weights,
     swaps_weights,
     replaces,
@@ -162,6 +170,8 @@ def told(value: Any, seen: dict[int, str] | None = None, place: str = "") -> Any
         return [(k, told(v, seen, f"{place}.{k}")) for k, v in value.items()]
     if isinstance(value, (list, tuple, deque)):
         return [told(v, seen, f"{place}.{i}") for i, v in enumerate(value)]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, set):
         return sorted(map(repr, value))
     if isinstance(value, (nn.Module, SimpleNamespace)):
@@ -230,7 +240,9 @@ def test_no_verb_changes_the_model(verb: str, mode: bool) -> None:
     assert told(model) == before
 
 
-@pytest.mark.parametrize("write", [counts, averages, remembers, counts_plainly, appends])
+@pytest.mark.parametrize(
+    "write", [counts, averages, remembers, counts_plainly, appends, counts_in_numpy]
+)
 def test_the_slim_network_has_the_state_that_was_given(
     write: Callable[[Any, Tensor], Tensor], tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ class State:
         self._lists: list[tuple[Any, list[Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._arrays: list[tuple[Any, Any]] = []  # of NumPy
         self._seen: set[int] = set()
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
         with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -67,6 +68,8 @@ class State:
                 self._sets.append((value, set(value)))
             elif isinstance(value, tuple):
                 waiting += value
+            elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+                self._arrays.append((value, value.copy()))
             elif _is_plain(value):
                 self._keep(value.__dict__)
                 waiting += value.__dict__.values()
@@ -95,6 +98,9 @@ class State:
             if some != members:
                 some.clear()
                 some.update(members)
+        for array, numbers in self._arrays:
+            if array.tobytes() != numbers.tobytes():
+                array[...] = numbers
         with torch._C.DisableTorchFunction(), torch.no_grad(), _disable_current_modes():
             for parameter, gradient in self._gradients:
                 if parameter.grad is not gradient:
