@@ -40,7 +40,7 @@ class Counter:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counter = Counter(monkeypatch)
-    counter.watch(api, "trace")
+    counter.watch(api, "guest_and_graph")
     counter.watch(api, "collect")
     counter.watch(api, "analytic_statistics")
     counter.watch(elimination, "eliminate_together", each=True)
@@ -52,10 +52,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_a_budget_traces_once_and_eliminates_once(calls: dict[str, int]) -> None:
     model, x = build("bottleneck"), example("bottleneck")
     result = lbyl.compress(model, x, lbyl.Budget(macs=0.6), criterion="echo")
-    assert calls["trace"] == calls["collect"] == 1
+    assert calls["guest_and_graph"] == calls["collect"] == 1
     assert calls["eliminate_together"] == len(result.graph)
     by_norm = lbyl.compress(model, x, lbyl.Budget(macs=0.6))
-    assert calls["trace"] == 2 and calls["eliminate_together"] == 2 * len(by_norm.graph)
+    assert calls["guest_and_graph"] == 2 and calls["eliminate_together"] == 2 * len(by_norm.graph)
 
 
 def test_gains_are_fitted_once_a_call(calls: dict[str, int]) -> None:
@@ -73,7 +73,7 @@ def test_statistics_are_collected_once_for_many_compressions(calls: dict[str, in
     prepared.compress(lbyl.Budget(params=0.5), criterion="echo")
     prepared.plan(0.5, criterion="echo")
     prepared.estimate((0.5,))
-    assert calls["trace"] == calls["collect"] == calls["match_first_batchnorm"] == 1
+    assert calls["guest_and_graph"] == calls["collect"] == calls["match_first_batchnorm"] == 1
     prepared.compress(0.5, method="moments")
     prepared.compress(0.3, method="moments")
     assert calls["collect"] == calls["analytic_statistics"] == 1
