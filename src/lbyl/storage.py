@@ -28,7 +28,8 @@ MODEL, PLAN = "model.safetensors", "plan.json"
 REPORT, SHOWN = "report.html", "report.json"
 ONNX, INT8, EXECUTORCH = "model.onnx", "model.int8.onnx", "model.pte"
 YOLO = "yolo.pt"
-TENSORS, ATTRIBUTES = "tensors", "attributes"  # of plan.json, the latter noted beside weights too
+TENSORS, ATTRIBUTES = "tensors", "attributes"  # of plan.json, and noted beside the weights
+SAVED = "lbyl"  # under which they are noted
 ABOUT = (REPORT, SHOWN, ONNX, f"{ONNX}.data", INT8, EXECUTORCH)
 """Files made from the weights, which are out of date with others."""
 
@@ -63,7 +64,8 @@ def write_network(result: Result, folder: Path, source: Path | None = None) -> l
     if made is not None:  # what is computed when the network is built is not stored
         stored = made.state_dict().keys()
         values = {name: x for name, x in values.items() if name in stored}
-    write_tensors(folder / MODEL, values, notes_beside(present_attributes(result.model)))
+    notes = notes_beside(values, present_attributes(result.model))
+    write_tensors(folder / MODEL, values, notes)
     names = [MODEL]
     if made is not None:
         with beside(CONFIG):
@@ -120,36 +122,35 @@ def checked(
     like = split_experts(model) if apart else model  # experts of different widths are saved apart
     _check_original(like, document.get("shapes", {}))
     _check_fits(like, values, plan)
-    _check_agree(document, values, notes)
-    return values, _checked_attributes(like, document.get(ATTRIBUTES, {})), apart
-
-
-def _check_agree(
-    document: Mapping[str, Any], values: Mapping[str, Tensor], notes: Mapping[str, str]
-) -> None:
-    """Plan and weights must be of one network: each says something of the other."""
-    said = document.get(TENSORS)
-    if said is not None and said != contents(values):
+    said = _said(document, notes)
+    if said.get(TENSORS) is not None and said[TENSORS] != contents(values):
         raise LbylError(
-            f"{MODEL} and {PLAN} contradict each other: tensors do not have the shapes that the "
-            "plan says; save the network again"
+            f"the saved model is damaged: tensors in {path / MODEL} do not have the shapes that "
+            "they were saved with; save the network again"
         )
-    noted = notes.get(ATTRIBUTES)
-    if noted is not None and noted != _as_text(document.get(ATTRIBUTES, {})):
-        raise LbylError(
-            f"{MODEL} and {PLAN} contradict each other: they say different numbers of heads, or "
-            "widths; "
-            "save the network again"
-        )
+    return values, _checked_attributes(like, said.get(ATTRIBUTES, {})), apart
 
 
-def notes_beside(attributes: Any) -> dict[str, str]:
-    """What is noted in the file of weights: Transformers' word for torch, and numbers of heads."""
-    return {"format": "pt", ATTRIBUTES: _as_text(attributes)}
+def _said(document: Mapping[str, Any], notes: Mapping[str, str]) -> Mapping[str, Any]:
+    """What was saved: as it is noted beside the weights, else as the plan has it.
+
+    The weights come first: of a process that was killed between the two files they may be newer.
+    """
+    if SAVED not in notes:
+        return document
+    try:
+        said = json.loads(notes[SAVED])
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise LbylError(f"the saved model is damaged: the note in {MODEL} is not JSON")
+    return said
 
 
-def _as_text(attributes: Any) -> str:
-    return json.dumps(attributes, sort_keys=True)
+def notes_beside(values: Mapping[str, Tensor], attributes: Any) -> dict[str, str]:
+    """What is noted in the file of weights: Transformers' word for torch, and what was saved."""
+    said = {TENSORS: contents(values), ATTRIBUTES: attributes}
+    return {"format": "pt", SAVED: json.dumps(said)}
 
 
 def _shell(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -25,7 +26,7 @@ Document = dict[str, Any]
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory whose plan says which network it was."""
     out = tmp_path_factory.mktemp("digits") / "slim"
-    words = ["compress", "lbyl:digits", "--weights", "shipped", "--ratio", "0.5"]
+    words = ["compress", "lbyl:digits", "--weights", "shipped", "--ratio", "0.5", "--anyway"]
     ended = CliRunner().invoke(app, [*words, "--method", "none", "--no-report", "--out", str(out)])
     assert ended.exit_code == 0, ended.output
     return out
@@ -145,17 +146,33 @@ def refused(folder: Path) -> None:
         lambda said: said["attributes"][""].update(num_heads=4),
         lambda said: said["attributes"][""].update(num_heads=3),
         lambda said: said["attributes"].clear(),
-        lambda said: said.pop("attributes"),
         lambda said: said["tensors"].pop("mlp.weight"),
         lambda said: said["tensors"].update({"mlp.weight": [12, 15]}),
         lambda said: said.update(tensors=3),
+        lambda said: said.update(attributes=[1]),
     ],
 )
-def test_a_plan_that_contradicts_the_tensors_is_one_clear_error(
+def test_a_plan_that_contradicts_the_weights_changes_nothing(
     change: Callable[[Document], object], attention: Path, tmp_path: Path
 ) -> None:
-    assert json.loads((attention / "plan.json").read_text())["attributes"][""] == {"num_heads": 2}
-    refused(with_plan(attention, tmp_path / "altered", change))
+    """The weights say themselves how they were saved."""
+    said = json.loads((attention / "plan.json").read_text())["attributes"]
+    assert said[""]["num_heads"] == 2
+    altered, x = with_plan(attention, tmp_path / "altered", change), torch.randn(2, 6, 16)
+    wanted = lbyl.load(attention, heads())(x)
+    assert torch.equal(lbyl.load(altered, heads())(x), wanted)
+
+
+def test_weights_and_a_plan_of_two_savings_load_as_the_weights(tmp_path: Path) -> None:
+    """A process may be killed between the two files."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 16)
+    ratios = {"*:heads": 0.5, "mlp": 0.25}, {"*:heads": 0.25, "mlp": 0.5}
+    old, new = (lbyl.compress(heads(), x, ratio, progress=False) for ratio in ratios)
+    lbyl.save(old, tmp_path / "old")
+    lbyl.save(new, tmp_path / "new")
+    shutil.copy(tmp_path / "old" / "plan.json", tmp_path / "new" / "plan.json")
+    assert torch.equal(lbyl.load(tmp_path / "new", heads())(x), new.model(x))
 
 
 def alterations(name: str, x: Tensor) -> dict[str, Any]:
@@ -185,8 +202,11 @@ def test_tensors_that_contradict_the_plan_are_one_clear_error(
         shutil.copytree(attention, folder)
         rest = {key: x for key, x in values.items() if key != name}
         made = rest if altered is None else {**rest, name: altered}
-        save_file(made, folder / "model.safetensors", {"format": "pt"})
-        refused(folder)
+        with safe_open(str(attention / "model.safetensors"), "pt") as file:
+            notes = file.metadata()
+        for kept in ({"format": "pt"}, notes):
+            save_file(made, folder / "model.safetensors", kept)
+            refused(folder)
 
 
 def test_weights_written_anew_in_half_precision_still_load(attention: Path, tmp_path: Path) -> None:

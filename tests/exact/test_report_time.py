@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import lbyl
 from lbyl.cli.app import app
 
-WORDS = ["lbyl:digits", "--weights", "shipped", "--ratio", "0.5"]
+WORDS = ["lbyl:digits", "--weights", "shipped", "--ratio", "0.5", "--anyway"]
 
 KILLED = """
 import sys, time

@@ -139,8 +139,9 @@ def save(
     """The trained weights; a compressed network stays one that `lbyl.load` reads."""
     out.mkdir(parents=True, exist_ok=True)
     document = origin(network)
-    notes = notes_beside((document or {}).get(ATTRIBUTES, {}))
-    write_tensors(out / MODEL, tensors(network.model), notes)
+    values = tensors(network.model)
+    notes = notes_beside(values, (document or {}).get(ATTRIBUTES, {}))
+    write_tensors(out / MODEL, values, notes)
     if document is not None:
         write_json(out / PLAN, trained(document, history, accuracy))
     write_json(out / "history.json", history)

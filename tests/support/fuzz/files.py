@@ -406,8 +406,9 @@ def tensors_near(draw: Draw, valid: bytes) -> bytes:
             values[name] = x.transpose(0, -1).contiguous() if x.dim() else x[None]
         else:
             values[name] = torch.ones_like(x)
-    notes = {"format": "pt"} if draw(st.booleans()) else None
-    return save_tensors(values, notes)
+    (length,) = struct.unpack("<Q", valid[:8])
+    notes = json.loads(valid[8 : 8 + length])["__metadata__"]
+    return save_tensors(values, draw(st.sampled_from([None, {"format": "pt"}, notes])))
 
 
 def _read_saved(name: str, make: Callable[[], Any], content: bytes, folder: Path) -> None:
