@@ -55,7 +55,7 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     model = Logits(getattr(hf, f"{name}ForCausalLM")(config)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
     return model, torch.randint(4, 99, (2, 12))
 
 

@@ -135,8 +135,9 @@ def _suspects(
             if not sizes.isdisjoint(whole_numbers(value)) and vars(whole).get(attribute) == value
         }
         if values:
-            kind = kinds.setdefault(type(module), _Kind(type(module)))
-            yield name, (kind, values, widths[name])
+            of = type(module)
+            kinds[of] = kinds.get(of) or _Kind(of)
+            yield name, (kinds[of], values, widths[name])
 
 
 def _cut_widths(slim: nn.Module, original: nn.Module) -> dict[str, Widths]:
