@@ -274,3 +274,15 @@ def test_features_that_a_module_keeps_stay_for_a_head_that_is_not_reached(how: s
     result = lbyl.compress(model, x, 0.5, method="none")
     assert list(result.plan.pruned) == ["encoder.second"]
     torch.testing.assert_close(result.model(x, True), model(x, True))
+
+
+def test_a_layer_that_no_code_names_leaves_the_others_prunable() -> None:
+    class LeftOver(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.unused = nn.Linear(8, 30), nn.Linear(30, 4), nn.Linear(101, 9)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu())
+
+    assert lbyl.trace(LeftOver().eval(), torch.randn(2, 8)).names == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import CodeType
 
 from torch import nn
 
@@ -78,7 +79,8 @@ def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
 
     Code can only hand it what it sees itself: the values in the code of the innermost module
     around the layer that has run, and those that modules keep. Of those the ones whose width fits
-    the layer, and all of them where none fits: it would be handed something made of them.
+    the layer, and all of them where none fits and the code names the layer: it would be handed
+    something made of them.
     """
     frames, state = flow.record.frames, tensors(model)
     inside = {name.rpartition(".")[0] for name in silent}
@@ -98,7 +100,7 @@ def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
             flow.unreached += [name] * bool(meets)
             continue
         outermost = name if owner in frames else _below(frame, owner)
-        if not meets and not vector and outermost not in entered:
+        if not meets and not vector and outermost not in entered and _is_named(model, outermost):
             meets = list(widths)
         if not vector:
             entered.add(outermost)
@@ -121,6 +123,23 @@ def _below(frame: str, module: str) -> str:
     """The part of a module that another, around it, holds itself."""
     rest = module.removeprefix(f"{frame}.") if frame else module
     return f"{frame}.{rest.partition('.')[0]}"
+
+
+def _is_named(model: nn.Module, part: str) -> bool:
+    """Whether the code of a module names this part of it; what only `__init__` names is left over.
+
+    Code that lies elsewhere than in the module's class is not looked at.
+    """
+    parent, _, name = part.rpartition(".")
+    kinds = type(model.get_submodule(parent)).__mro__
+    own = [f for kind in kinds if kind is not nn.Module for f in vars(kind).items()]
+    waiting = [getattr(f, "__code__", None) for key, f in own if key != "__init__"]
+    for code in waiting:  # which grows meanwhile
+        if code is not None and (name in code.co_names or name in code.co_consts):
+            return True
+        waiting += [c for c in getattr(code, "co_consts", ()) if isinstance(c, CodeType)]
+    # A list is gone through as a whole.
+    return name.isdigit() or any(hasattr(f, "__wrapped__") for _, f in own)
 
 
 SPLIT = 4  # parts at most that channels are taken to be split into on the way to a layer
