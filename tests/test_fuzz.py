@@ -12,7 +12,6 @@ from support.fuzz.promises import Broken, check, distance, run, silenced, unchan
 from support.fuzz.unusual import GROUPS, UNUSUAL
 
 FIRST, NETWORKS, AT_ONCE = 100_000, 200, 20  # seeds that `make fuzz` does not come to
-WITHOUT = ("buffers", "complex", "autograd", "parametrised")
 # A layer that reads some channels of a unit and makes others of it; sizes that fit without data;
 # inputs that never vary.
 ONCE_BROKEN = (4412, 663, 3554)
@@ -23,7 +22,7 @@ def test_random_networks_keep_every_promise(first: int) -> None:
     broken = {}
     for seed in range(first, first + AT_ONCE):
         try:
-            check(seed, WITHOUT)
+            check(seed)
         except Exception as error:  # all of them are told, not only the first
             broken[f"python scripts/fuzz.py --count 1 --first {seed}"] = repr(error)
     assert not broken
