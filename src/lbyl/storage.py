@@ -162,9 +162,9 @@ def _check_original(model: nn.Module, shapes: Any) -> None:
     """The network must have the sizes that the one compressed had before."""
     if not isinstance(shapes, Mapping):
         raise LbylError("the plan's 'shapes' must give a shape for every parameter")
-    here = tensors(model)
+    here, stored = tensors(model), model.state_dict().keys()  # others grow and are made anew
     for name, shape in shapes.items():
-        if name in here and list(here[name].shape) != shape:
+        if name in here and name in stored and list(here[name].shape) != shape:
             raise LbylError(
                 f"the saved model does not belong to this network: {name} was {shape} before "
                 f"compression and is {list(here[name].shape)} here"
@@ -191,7 +191,8 @@ def _check_fits(model: nn.Module, values: Mapping[str, Tensor], plan: Plan) -> N
             continue
         if _kind(old) != _kind(value):
             raise LbylError(f"the saved model is damaged: {name} holds {value.dtype}")
-        if old.dim() != value.dim() or any(a > b for a, b in zip(value.shape, old.shape)):
+        larger = name in stored and any(a > b for a, b in zip(value.shape, old.shape))
+        if old.dim() != value.dim() or larger:
             raise LbylError(
                 f"the saved model does not belong to this network: {name} is "
                 f"{tuple(value.shape)} there and {tuple(old.shape)} here"

@@ -100,3 +100,28 @@ def test_recurrent_layers_and_objects_without_a_dictionary_are_taken(
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert "up" in lbyl.trace(model, x).unprunable
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Lengthened(nn.Module):
+    """A table of positions that grows with the longest input so far and is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8)
+        self.register_buffer("table", torch.arange(4.0)[:, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > len(self.table):
+            self.table = torch.arange(float(x.shape[1]))[:, None]
+        return self.down(self.up(x + self.table[: x.shape[1]]).relu())
+
+
+def test_a_table_that_grew_before_is_no_reason_not_to_load(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Lengthened().eval(), torch.randn(2, 6, 8)
+    model(x)
+    result = lbyl.compress(model, x, 0.5, method="none")
+    lbyl.save(result, tmp_path / "slim")
+    loaded = lbyl.load(tmp_path / "slim", model=Lengthened().eval())
+    assert torch.equal(loaded(x), result.model(x))
+    assert torch.equal(loaded(x[:, :3]), result.model(x[:, :3]))

@@ -29,6 +29,9 @@ def build(name: str) -> tuple[nn.Module, Any]:
     kinds = {"rtdetr": RTDETR, "yoloe": YOLOE, "world": YOLOWorld}
     kind = next((kind for part, kind in kinds.items() if part in name), YOLO)
     model: nn.Module = kind(f"{name}.yaml").model
+    if hasattr(model, "txt_feats"):  # drawn at random as long as no words were given, and not saved
+        generator = torch.Generator().manual_seed(0)
+        model.txt_feats = torch.randn(model.txt_feats.shape, generator=generator)
     return model, torch.rand(1, 3, SIZE, SIZE)
 
 
