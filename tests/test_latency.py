@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,15 +14,15 @@ from lbyl.latency import WARM_UP, Timing, compare
 
 
 class Sleeper(nn.Module):
-    """Takes as long as it is told, and keeps a diary."""
+    """Takes as long as it is told, and tells when it runs: what it kept itself would be undone."""
 
-    def __init__(self, name: str, seconds: float, diary: list[str]) -> None:
+    def __init__(self, name: str, seconds: float, tell: Callable[[str], None]) -> None:
         super().__init__()
-        self.name, self.seconds, self.diary = name, seconds, diary
+        self.name, self.seconds, self.tell = name, seconds, tell
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.diary.append(self.name)
+        self.tell(self.name)
         assert not self.training and not torch.is_grad_enabled()
         time.sleep(self.seconds)
         return x * self.scale
@@ -29,7 +30,7 @@ class Sleeper(nn.Module):
 
 def test_models_take_turns() -> None:
     diary: list[str] = []
-    models = {"a": Sleeper("a", 0.002, diary), "b": Sleeper("b", 0.02, diary)}
+    models = {"a": Sleeper("a", 0.002, diary.append), "b": Sleeper("b", 0.02, diary.append)}
     found = compare(models, torch.zeros(1, 2), repeats=4)
     assert 0.002 <= found["a"].median < found["b"].median >= 0.02
     assert len(found["a"].runs) == 4

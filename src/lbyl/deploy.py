@@ -28,7 +28,7 @@ from lbyl.restoring.forecast import Forecast, Forecaster
 from lbyl.torchkit.fallbacks import note
 from lbyl.torchkit.files import whole_file
 from lbyl.torchkit.format import bounded, first_line, human, percent
-from lbyl.torchkit.run import Inputs, call_model, call_on_these, device_of, tensors_in
+from lbyl.torchkit.run import Inputs, call_as_in_use, call_model, device_of, tensors_in
 from lbyl.torchkit.tensors import tensors
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # with weights, their second input
@@ -305,7 +305,7 @@ def _size(
 
 
 def _call(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
-    return lambda: call_on_these(model, inputs)
+    return lambda: call_as_in_use(model, inputs)
 
 
 def _session_run(path: Path, inputs: Inputs, threads: int | None) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.run import Inputs, call_on_these, device_of, evaluation_mode
+from lbyl.torchkit.run import Inputs, call_as_in_use, device_of, evaluation_mode
 
 WARM_UP = 3
 Key = TypeVar("Key", bound=Hashable)
@@ -112,7 +112,7 @@ def _time(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _runner(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
-    return lambda: call_on_these(model, inputs)
+    return lambda: call_as_in_use(model, inputs)
 
 
 def _onnx_runner(

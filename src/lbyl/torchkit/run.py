@@ -81,6 +81,19 @@ def call_on_these(model: nn.Module, inputs: Inputs) -> Any:
             state.put_back()
 
 
+def call_as_in_use(model: nn.Module, inputs: Inputs) -> Any:
+    """`model` applied with nothing done around it, for who times it.
+
+    In `evaluation_mode` what the calls write on modules is undone at the end.
+    """
+    if isinstance(inputs, Examples):
+        return [call_as_in_use(model, each) for each in inputs.each]
+    if not current().differentiates:
+        return _called(model, inputs)
+    with torch.enable_grad():
+        return _called(model, inputs)
+
+
 def _called(model: nn.Module, inputs: Inputs) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
