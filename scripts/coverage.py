@@ -185,14 +185,19 @@ def reasons_part(rows: Rows, small: Rows) -> str:
             why = REWORDED.get(why, why)
             layers[why] += count
             networks[why] += 1
-    often = [(why, layers[why], n) for why, n in networks.most_common() if n >= OFTEN]
+    often = [
+        (why.partition(" (a mixture")[0], layers[why], n)
+        for why, n in networks.most_common()
+        if n >= OFTEN
+    ]
     text = REASONS_HEAD + "\n" + table("reason | layers | networks", often)
     lines = []
     for name, found in {**rows, **small}.items():
         if found.get("units") == 0:
             reasons = found.get("reasons", found.get("alone", {}))
-            why = next((w for w in reasons if not w.startswith(COMMON)), next(iter(reasons), "–"))
-            lines.append((name, why.partition(" (")[0].partition(", and")[0]))
+            rare = [why for why in reasons if not why.startswith(COMMON)] or list(reasons)
+            said = [why.partition(" (")[0].partition(", and")[0] for why in rare]
+            lines.append((name, "; ".join(said[:3])))
     head = "\nNetworks without any unit, and what stands in the way:\n\n"
     return text + head + table("network | reason", lines).replace("--:", "---")
 
