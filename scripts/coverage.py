@@ -76,8 +76,9 @@ SMALL_HEAD = """
 
 Half of every unit is cut. The given model is unchanged; a process that has compressed nothing loads
 what was saved and computes the same; one step of SGD moves the weights, where the original takes a
-step. Rows: [coverage-small.jsonl](results/coverage-small.jsonl); `python scripts/sweep_small.py`
-measures them, `pytest -m slow tests/test_networks_small.py` asks all of this.
+step. All packages install with pip; diffusers and MONAI come with `lbyl[sweep-networks]`. Rows:
+[coverage-small.jsonl](results/coverage-small.jsonl); `python scripts/sweep_small.py` measures them,
+`pytest -m slow tests/test_networks_small.py` asks all of this.
 """
 
 REASONS_HEAD = f"""
@@ -159,7 +160,9 @@ def small_part(rows: Rows, attention: Rows) -> str:
         loaded = sum(r.get("loaded") is not None for r in cut)
         trained = sum(bool(r.get("trained")) for r in cut)
         kept = middle(r["kept"] for r in cut)
-        lines.append((package, len(own), len(cut), exact, loaded, trained, kept))
+        versions = ", ".join(sorted({r["version"] for r in own if "version" in r}))
+        called = f"{package} {versions}"
+        lines.append((called, len(own), len(cut), exact, loaded, trained, kept))
     head = "package | networks | with units | exact | loaded afresh | trained | parameters left"
     wrong = [f"- {name}: {r['problems']}\n" for name, r in rows.items() if r["problems"]]
     text = SMALL_HEAD + "\n" + table(head, lines)

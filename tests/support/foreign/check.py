@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import shutil
 import subprocess
@@ -126,7 +127,9 @@ def examine(name: str, folder: Path, elsewhere: Elsewhere, attention: bool = Fal
 
 def described(name: str, model: nn.Module, graph: lbyl.Graph) -> Row:
     """What there is to prune, and why the rest is not pruned."""
-    row: Row = {"name": name, "units": len(graph), "channels": graph.channels}
+    package = importlib.import_module(name.partition("/")[0])
+    row: Row = {"name": name, "version": package.__version__.partition("+")[0]}
+    row |= {"units": len(graph), "channels": graph.channels}
     row["kinds"] = dict(Counter(unit.kind for unit in graph))
     row["reasons"] = dict(Counter(map(reference.short, graph.unprunable.values())).most_common())
     row["parameters"] = sum(p.numel() for p in model.parameters())
