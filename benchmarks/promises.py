@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import lbyl
-from benchmarks.common.environment import environment, shared_dir
+from benchmarks.common.environment import default_device, environment, shared_dir
 from benchmarks.common.networks import Case, LabelledImages, load_images
 from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
@@ -81,7 +81,7 @@ FETCHED = {
 }
 
 
-def fetched(name: str, folder: Path, limit: int) -> Case:
+def fetched(name: str, folder: Path, limit: int, device: str) -> Case:
     """A network of a package registry with its test images."""
     entry, like = FETCHED[name], zoo.info(FETCHED[name].like)
     model = _loader(entry.loader)(*entry.arguments, str(folder / entry.path))
@@ -92,7 +92,7 @@ def fetched(name: str, folder: Path, limit: int) -> Case:
     images = load_images(entry.like)
     side = 224 if entry.like == LARGE else 32
     example = torch.zeros(1, 3, side, side)
-    network = Network(name, model.eval(), example, (3, side, side), mean, std)
+    network = Network(name, model.eval(), example, (3, side, side), mean, std).to(device)
     return Case(name, network, LabelledImages.of(images, network, limit))
 
 
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join([*OURS, *FETCHED]))
     parser.add_argument("--fetched", type=Path, default=Path("networks"))
     parser.add_argument("--limit", type=int, default=LIMIT)
+    parser.add_argument("--device", default=default_device())
     options = parser.parse_args()
     known = {(row["network"], row["keep"]) for row in stored_rows(NAME)}
     for name in options.networks.split(","):
@@ -160,12 +161,14 @@ def main() -> None:
         if not wanted:
             continue
         case = (
-            fetched(name, options.fetched, options.limit)
+            fetched(name, options.fetched, options.limit, options.device)
             if name in FETCHED
-            else load(name, "cpu", options.limit, Path("trained"))
+            else load(name, options.device, options.limit, Path("trained"))
         )
         for keep in wanted:
-            row = measure(case, keep) | {"threads": environment()["threads"]}
+            here = environment()
+            on = here["gpu"] if options.device != "cpu" else f"{here['threads']} threads"
+            row = measure(case, keep) | {"hardware": on}
             print(row, flush=True)
             save_results(NAME, {"rows": [*stored_rows(NAME), row]})  # others may write, too
     show(stored_rows(NAME))
