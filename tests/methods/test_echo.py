@@ -300,28 +300,6 @@ def test_corrections_leave_an_unpruned_network_alone(method: str) -> None:
         assert all(torch.equal(v, state[k]) for k, v in result.model.state_dict().items())
 
 
-@pytest.mark.parametrize("method", ["none", "lbyl", "neuron-merging", "one-to-one"])
-def test_corrections_behind_other_methods_are_those_of_given_statistics(method: str) -> None:
-    model, x = network("chain")
-    statistics = made_up(lbyl.prepare(model, x, data=16).statistics())
-    prepared = lbyl.prepare(model, x, data=statistics)
-    plan = lbyl.Plan({"0": torch.arange(5)}, {"0": 10})
-    correcting = replace(lbyl.methods.resolve(method), correction="mean+variance")
-    result = prepared.compress(plan, method=correcting)
-    assert "collect" not in result.seconds
-    moments = statistics.moments["3"]
-    old, new = model[3].weight.detach().flatten(1), result.model[3].weight.detach()
-    close(new, lbyl.compress(model, x, plan, method=method).model[3].weight.detach())
-    after = torch.zeros(8, 10, 9).double()
-    after[:, :5] = new.flatten(2)
-    after = after.flatten(1)
-    shift = (after - old) @ moments.mean.flatten()
-    close(result.model[4].running_mean, model[4].running_mean + shift)
-    was, now = (((w @ moments.covariance) * w).sum(1) for w in (old, after))
-    wanted = (model[4].running_var + model[4].eps) * (now / was).clamp(0.05, 4) - model[4].eps
-    close(result.model[4].running_var, wanted.clamp(min=0))
-
-
 def test_options_that_mean_nothing_are_refused() -> None:
     with pytest.raises(lbyl.LbylError, match="'auto' or 'channels'"):
         Echo(taps="all")

@@ -101,18 +101,7 @@ def test_equal_and_scaled_filters_are_restored_exactly(seed: int) -> None:
             off = 1e-3 if name == "echo" else 1e-5  # a ridge, and norms by the batch
             torch.testing.assert_close(found, wanted, rtol=off, atol=off, msg=name)
         left_out = on_these.compress(HALF, method="none").model(x)
-        assert float((left_out - wanted).abs().max()) > 1e-3
-
-
-def test_scaled_neurons_without_batchnorm_are_restored_exactly() -> None:
-    model, x = build("dense", 3).double(), example("dense", 4).double()
-    with torch.no_grad():
-        for tensor in (model[0].weight, model[0].bias):
-            tensor[8:] = 1.7 * tensor[:8]
-    plan, on_these = lbyl.Plan({"0": torch.arange(8)}, {"0": 16}), prepared(model, x)
-    for name in (*SAME_NORM, "echo"):
-        found = on_these.compress(plan, method=EQUAL[name]).model(x)
-        torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5, msg=name)
+        assert float((left_out - wanted).detach().abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU6(), nn.GELU(), nn.SiLU()])
@@ -172,17 +161,6 @@ def test_a_vanishing_gamma_gives_finite_moderate_weights(value: float) -> None:
         result = on_these.compress(HALF, method=method)
         assert_finite(result, x)
         assert float(result.model[3].weight.abs().max()) < 1e3 * before
-
-
-def test_a_whole_layer_switched_off_stays_finite() -> None:
-    model: Any = build("chain", 1)
-    x = example("chain", 3)
-    with torch.no_grad():
-        model[1].weight.zero_()
-        model[1].running_var.zero_()
-    on_these = prepared(model, x)
-    for method in METHODS.values():
-        assert_finite(on_these.compress(HALF, method=method), x)
 
 
 def test_pruning_filters_that_are_off_does_not_disturb_the_others() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lbyl
 from support.delivery import Layer, close, layer, some_kept
-from support.networks import Beside, build, example, randomise
+from support.networks import Beside, randomise
 
 Fold = lbyl.methods.Fold
 
@@ -210,15 +210,6 @@ def test_where_channels_differ_in_size_readers_are_summed_and_nothing_is_average
     assert 0 < len(kept) < 12
     close(result.model.sum.weight.detach(), model.sum.weight.detach()[kept])
     close(result.model.last.weight.detach().sum(1), model.last.weight.detach().sum(1))
-
-
-@pytest.mark.parametrize("name", ["flattened", "bottleneck", "group-normed"])
-def test_a_plan_of_another_criterion_works(name: str) -> None:
-    model, x = build(name), example(name, 3)
-    plan = lbyl.compress(model, x, 0.5, method="none", criterion="random-2").plan
-    result = lbyl.compress(model, x, plan, method="fold")
-    assert bool(result.model(x).isfinite().all())
-    assert all(torch.equal(result.plan.kept[n], k) for n, k in plan.kept.items())
 
 
 def test_without_restarts_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import lbyl
 from support.delivery import Layer, close, layer, some_kept
@@ -142,17 +142,6 @@ def test_a_gram_matrix_that_cannot_be_decomposed_delivers_nothing(
         result = of.cut(kept, "lbyl")
     assert any("nothing is delivered" in line for line in result.fallbacks)
     close(result.model[3].weight[:, :, 0].detach(), torch.eye(10).double()[:, :5])
-
-
-@pytest.mark.parametrize("variant", ["theorem", "released"])
-def test_several_layers_in_one_go_are_those_cut_alone(variant: str) -> None:
-    one, other = layer(seed=2), layer(seed=4)
-    between = nn.Conv1d(10, 3, 1).double()
-    whole = nn.Sequential(*one.model[:3], between, *other.model).eval()
-    kept = torch.arange(5)
-    plan = lbyl.Plan({"0": kept, "4": kept}, {"0": 10, "4": 10})
-    found = lbyl.compress(whole, one.x, plan, method=LBYL(variant=variant)).model[7]
-    close(found.weight[:, :, 0].detach(), other.delivered(kept, LBYL(variant=variant)))
 
 
 @pytest.mark.parametrize(

@@ -164,16 +164,6 @@ def test_without_batchnorm_filters_give_mean_and_deviation() -> None:
     assert flat is not None and torch.equal(flat.spatial, torch.ones(9, 9).double())
 
 
-def test_columns_of_a_flatten_are_grouped_by_channel() -> None:
-    moments = analytic(build("flattened"), example("flattened")).get("5")
-    assert (
-        moments is not None
-        and moments.columns.tolist() == torch.arange(128).reshape(8, 16).tolist()
-    )
-    assert moments.covariance.shape == (8, 8)
-    assert torch.equal(moments.spatial, torch.ones(16, 16).double())
-
-
 class Branches(nn.Module):
     """Two layers side by side, joined for one reader that also sees the input itself."""
 

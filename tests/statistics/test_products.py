@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
-from support.attention import KINDS, block
+from support.attention import block
 
 SCALE = 0.3
 
@@ -63,7 +63,7 @@ def gram_of(q: Tensor, k: Tensor, logits: Tensor, pairs: list[list[int]]) -> Ten
     return torch.einsum("bhij,bhijf,bhijg->hfg", weight, off, off) / len(q)
 
 
-def moments_of(model: nn.Module, x: Tensor, **prepared: Any) -> tuple[Any, lbyl.Statistics]:
+def moments_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Of own inputs alone: what data-free ones are blended in for is taken out again."""
     found, free = (
         lbyl.prepare(model, x, include="*:qk", data=data).statistics() for data in (x, None)
@@ -73,7 +73,7 @@ def moments_of(model: nn.Module, x: Tensor, **prepared: Any) -> tuple[Any, lbyl.
     return {
         part: torch.lerp(getattr(free.products[name], part), getattr(both, part), 1 / weight)
         for part in ("gram", "query", "key")
-    }, found
+    }
 
 
 def assert_second_moments(found: Any, q: Tensor, k: Tensor) -> None:
@@ -87,7 +87,7 @@ def assert_second_moments(found: Any, q: Tensor, k: Tensor) -> None:
 @pytest.mark.parametrize("masked", ["none", "flags", "numbers"])
 def test_products_scatter_as_defined_under_every_mask(masked: str, scale: float | None) -> None:
     model, x = Scaled(masked, scale).double(), torch.randn(20, 6, 8).double()
-    found, _ = moments_of(model, x)
+    found = moments_of(model, x)
     with torch.no_grad():
         q, k = model.qk(x)
         logits, mask = q @ k.mT * (scale or 0.5), model.mask(6)
@@ -103,7 +103,7 @@ def test_products_scatter_as_defined_under_every_mask(masked: str, scale: float 
 def test_channels_of_rotary_embeddings_are_pairs_and_fewer_keys_serve_several_queries() -> None:
     model, _ = block("rotary")
     x = torch.randn(20, 6, 8).double()
-    found, _ = moments_of(model, x)
+    found = moments_of(model, x)
     own: Any = model.attention
     with torch.no_grad():
         y = model.norm(model.inner(x))
@@ -116,34 +116,23 @@ def test_channels_of_rotary_embeddings_are_pairs_and_fewer_keys_serve_several_qu
     torch.testing.assert_close(found["gram"], wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["kernel", "written", "einsum", "torch"])
+@pytest.mark.parametrize("kind", ["kernel", "written", "einsum"])
 def test_queries_and_keys_are_found_however_they_are_multiplied(kind: str) -> None:
-    assert kind in KINDS
     model, _ = block(kind)
     x = torch.randn(20, 6, 8).double()
-    found, statistics = moments_of(model, x)
+    found = moments_of(model, x)
     assert found["gram"].numel() == 0  # second moments say it all
     own: Any = model.attention
     with torch.no_grad():
         y = model.norm(model.inner(x))
-        if kind in ("written", "torch"):
-            weight, bias = (
-                (own.qkv.weight, own.qkv.bias)
-                if kind == "written"
-                else (own.attention.in_proj_weight, own.attention.in_proj_bias)
-            )
-            made = F.linear(y, weight, bias).chunk(3, -1)
-        else:
-            made = own.q(y), own.k(y)
+        made = own.qkv(y).chunk(3, -1) if kind == "written" else (own.q(y), own.k(y))
         q, k = (p.unflatten(-1, (3, 4)).transpose(1, 2) for p in made[:2])
-    if kind == "written":
-        q = q / 2
-    assert_second_moments(found, q, k)
+    assert_second_moments(found, q / 2 if kind == "written" else q, k)
 
 
 def test_of_many_sequences_some_are_looked_at_and_all_counted() -> None:
     """All sequences are the same here: it makes no difference which."""
     model, one = Scaled("flags", None).double(), torch.randn(1, 6, 8).double()
-    few, many = (moments_of(model, one.repeat(count, 1, 1))[0] for count in (20, 100))
+    few, many = (moments_of(model, one.repeat(count, 1, 1)) for count in (20, 100))
     for part in ("gram", "query", "key"):
         torch.testing.assert_close(few[part], many[part], rtol=1e-3, atol=1e-3)
