@@ -1,334 +1,217 @@
-"""`fold`: clusters, averages and sums, against the definitions written out."""
+"""`fold`: clusters, averages and sums, read from the slim network."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.graph.weights import unit_weights
-from lbyl.methods import fold
-from lbyl.methods.fold import (
-    _distances,
-    _filled,
-    _gain,
-    _gram,
-    _lloyd,
-    _made,
-    _spread_starts,
-    k_means,
-)
-from lbyl.planning.plan import Plan
-from support.networks import NETWORKS, build, example, randomise
+from support.delivery import Layer, close, layer, some_kept
+from support.networks import Beside, randomise
+
+Fold = lbyl.methods.Fold
 
 
-def gram_of(points: Tensor) -> Tensor:
-    return points @ points.T
+def features(of: Layer) -> Tensor:
+    """What clusters are sought among: filters over σ, γ and β, or filters and bias; the reader."""
+    if hasattr(of.model[1], "running_var"):
+        gamma, beta, *_, sigma = of.norm
+        return torch.cat(
+            [of.filters / sigma[:, None], gamma[:, None], beta[:, None], of.reader.T], 1
+        )
+    return torch.cat([of.rows, of.reader.T], 1)
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def distances(points: Tensor, label: Tensor) -> Tensor:
+    means = torch.stack([points[label == c].mean(0) for c in range(int(label.max()) + 1)])
+    return torch.cdist(points, means).square()
 
 
-# --------------------------------------------------------------------------------- k-means
+def cost(points: Tensor, label: Tensor) -> float:
+    return float(distances(points, label).gather(1, label[:, None]).sum())
 
 
-@given(st.integers(1, 12), st.integers(0, 1000))
-def test_every_cluster_has_a_member(count: int, seed: int) -> None:
-    torch.manual_seed(seed)
-    points = torch.randn(12, 5, dtype=torch.float64)
-    points[6:] = points[0]  # only seven different ones
-    label = k_means(gram_of(points), count, 2, generator(seed))
-    assert label.unique().tolist() == list(range(count))
+def gain(filters: Tensor) -> float:
+    """N/√(N + (N² − N)·E[corr]), E[corr] the mean cosine between a cluster's filters."""
+    n = len(filters)
+    unit = F.normalize(filters, dim=1)
+    pairs = [float(a @ b) for a, b in itertools.permutations(unit, 2)]
+    alike = min(max(sum(pairs) / max(1, len(pairs)), 0), 1)
+    return n / (n + (n * n - n) * alike) ** 0.5
 
 
-def test_distances_are_those_to_the_means() -> None:
-    points = torch.randn(9, 4, dtype=torch.float64)
-    label = torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 3])  # the last is a cluster of its own
-    means = torch.stack([points[label == c].mean(0) for c in range(4)])
-    expected = torch.cdist(points, means) ** 2
-    torch.testing.assert_close(_distances(gram_of(points), label, 4), expected)
-    empty = points.square().sum(1, keepdim=True)  # the mean of nothing counts as the origin
-    found = _distances(gram_of(points), label, 5)
-    torch.testing.assert_close(found, torch.cat([expected, empty], 1))
+def assert_folded(of: Layer, result: lbyl.Result) -> Tensor:
+    """Readers are summed, all else is averaged, γ gets its gain; (channels,): the clusters."""
+    kept, slim = result.plan.kept["0"], result.model
+    members = of.carried(result)
+    label = members.argmax(1)
+    close(members, F.one_hot(label, len(kept)).double())
+    assert label[kept].tolist() == list(range(len(kept)))
+    for c in range(len(kept)):
+        of_cluster = label == c
+
+        def mean(tensor: Tensor, of_cluster: Tensor = of_cluster) -> Tensor:
+            return tensor.detach()[of_cluster].mean(0)
+
+        for name, value in slim[0].named_parameters():
+            close(value.detach()[c], mean(getattr(of.model[0], name)))
+        if not hasattr(slim[1], "running_var"):
+            continue
+        for name in ("bias", "running_mean", "running_var"):
+            close(getattr(slim[1], name).detach()[c], mean(getattr(of.model[1], name)))
+        scaled = mean(of.model[1].weight) * gain(of.filters[of_cluster])
+        close(slim[1].weight.detach()[c], scaled)
+    return label
 
 
-def test_far_apart_clusters_are_found() -> None:
-    centres = 50 * torch.eye(4, dtype=torch.float64)
-    points = centres.repeat_interleave(6, 0) + torch.randn(24, 4, dtype=torch.float64)
-    label = k_means(gram_of(points), 4, 4, generator()).reshape(4, 6)
-    assert bool((label == label[:, :1]).all()) and len(label[:, 0].unique()) == 4
+@pytest.mark.parametrize("kind", ["conv", "linear", "bare conv"])
+@pytest.mark.parametrize("seed", range(3))
+def test_clusters_are_averaged_and_their_readers_summed(kind: str, seed: int) -> None:
+    """Every channel is nearest to the mean of its own cluster, as its representative is most."""
+    of = layer(kind, seed, 12, repeats=False)
+    result = of.cut(7, Fold())
+    label, points = assert_folded(of, result), features(of)
+    found = distances(points, label)
+    close(found.gather(1, label[:, None])[:, 0], found.amin(1))
+    for c, kept in enumerate(result.plan.kept["0"].tolist()):
+        assert float(found[kept, c]) <= float(found[label == c, c].min()) + 1e-9
+    assert torch.equal(of.cut(7, Fold()).plan.kept["0"], result.plan.kept["0"])
 
 
-def test_no_point_is_nearer_to_another_cluster() -> None:
-    points = torch.randn(40, 6, dtype=torch.float64)
-    gram = gram_of(points)
-    label = k_means(gram, 7, 3, generator(1))
-    distance = _distances(gram, label, 7)
-    own = distance.gather(1, label[:, None])[:, 0]
-    torch.testing.assert_close(own, distance.amin(1))
+@pytest.mark.parametrize("seed", range(6))
+def test_of_many_starts_the_best_clusters_of_all_are_found(seed: int) -> None:
+    of = layer("linear", seed, 7, repeats=False)
+    points = features(of)
+    label = assert_folded(of, of.cut(3, Fold(restarts=30, seed=seed)))
+    every = (torch.tensor(each) for each in itertools.product(range(3), repeat=7))
+    best = min(cost(points, each) for each in every if len(each.unique()) == 3)
+    assert cost(points, label) == pytest.approx(best, rel=1e-9)
 
 
-# ------------------------------------------------------------------------------- the method
-
-
-def doubled(seed: int) -> nn.Sequential:
-    """A chain in which channels 5…9 of the first layer are 0…4 once more, readers too."""
-    model = build("chain", seed)
-    assert isinstance(model, nn.Sequential)
+def test_clusters_far_from_the_origin_and_of_any_number_are_found() -> None:
+    of = layer("bare linear", 1, 12)
     with torch.no_grad():
-        tensors = [model[0].weight, *model[1].parameters(), model[1].running_mean]
-        for tensor in [*tensors, model[1].running_var]:
-            tensor[5:] = tensor[:5]
-        model[3].weight[:, 5:] = model[3].weight[:, :5]
-    return model
+        centres = 50 * torch.eye(4, 7).double() + 1e4
+        of.model[0].weight.copy_(centres.repeat(3, 1) + torch.randn(12, 7).double())
+    label = assert_folded(of, of.cut(4, Fold(restarts=1)))
+    assert torch.equal(label.reshape(3, 4), label[:4].expand(3, 4)) and len(label.unique()) == 4
+    for count in (1, 2, 11):
+        assert len(assert_folded(of, of.cut(count, Fold())).unique()) == count
 
 
-@given(st.integers(0, 1000))
-def test_duplicates_fold_exactly(seed: int) -> None:
-    model, x = doubled(seed), example("chain", 4)
-    result = lbyl.compress(model, x, 0.5, method="fold", include="0")
+def doubled(kind: str, seed: int, readers: bool) -> Layer:
+    """Channels 5…9 are 0…4 once more, and are read alike or not."""
+    of = layer(kind, seed, repeats=False)
+    with torch.no_grad():
+        for part in (of.model[0], of.model[1]):
+            for tensor in part.state_dict().values():
+                if tensor.dim():
+                    tensor[5:] = tensor[:5]
+        if readers:
+            of.model[3].weight[:, 5:] = of.model[3].weight[:, :5]
+    return of
+
+
+@pytest.mark.parametrize("kind", ["conv", "linear", "bare linear"])
+@pytest.mark.parametrize("seed", range(2))
+def test_duplicates_fold_exactly(kind: str, seed: int) -> None:
+    of = doubled(kind, seed, readers=True)
+    result = of.cut(5, Fold(seed=seed))
     assert sorted(k % 5 for k in result.plan.kept["0"].tolist()) == [0, 1, 2, 3, 4]
-    torch.testing.assert_close(result.model(x), model(x), rtol=1e-4, atol=1e-4)
+    close(result.model(of.x).detach(), of.model(of.x).detach())
+    # More clusters than different channels: none is empty.
+    result = of.cut(7, Fold())
+    assert len(result.plan.kept["0"]) == 7
+    close(result.model(of.x).detach(), of.model(of.x).detach())
+    # Under a plan made otherwise, whatever the readers are.
+    of = doubled(kind, seed, readers=False)
+    slim = of.cut(torch.tensor([0, 2, 3, 6, 9]), "fold").model
+    close(slim(of.x).detach(), of.model(of.x).detach())
+    # Where the method chose them, clusters go by readers as well.
+    assert_folded(of, of.cut(8, "fold"))
 
 
-@given(st.integers(0, 1000))
-def test_duplicates_fold_exactly_under_a_foreign_plan(seed: int) -> None:
-    """Whatever the readers are."""
-    model, x = doubled(seed), example("chain", 4)
+@pytest.mark.parametrize("kind", ["conv", "bare linear"])
+def test_under_a_plan_of_another_criterion_each_joins_the_nearest_in_front(kind: str) -> None:
+    of = layer(kind, 4, repeats=False)
+    kept, gone = some_kept(10)
+    label = assert_folded(of, of.cut(kept, "fold"))
+    nearest = torch.cdist(of.folded, of.folded[kept]).argmin(1)
+    assert torch.equal(label[gone], nearest[gone])
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0])
+def test_opposite_filters_do_not_blow_up(scale: float) -> None:
+    of = layer(channels=3)
     with torch.no_grad():
-        model[3].weight.copy_(torch.randn_like(model[3].weight) / 5)
-    plan = Plan({"0": torch.tensor([0, 2, 3, 6, 9])}, {"0": 10})
-    slim = lbyl.compress(model, x, plan, method="fold").model
-    torch.testing.assert_close(slim(x), model(x), rtol=1e-4, atol=1e-4)
+        of.model[0].weight[1] = -of.model[0].weight[0]
+        of.model[0].weight[2] = 0
+        of.model[0].weight.mul_(scale)
+    result = of.cut(1, "fold")
+    assert_folded(of, result)
+    average = of.model[1].weight.mean().detach()
+    close(result.model[1].weight.detach()[0], 3**0.5 * average)
 
 
-def test_duplicates_fold_exactly_where_the_plan_is_that_of_other_clusters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Clusters by unlike consumers may keep the channels of a plan and join others to them."""
-    model, x = doubled(3), example("chain", 4)
-    with torch.no_grad():
-        model[3].weight.copy_(torch.randn_like(model[3].weight) / 5)
-    kept = torch.tensor([0, 2, 3, 6, 9])
-    label = torch.tensor([0, 0, 1, 2, 1, 4, 3, 3, 2, 4])
-    monkeypatch.setattr(lbyl.methods.Fold, "_clusters", lambda *given: (kept, label))
-    slim = lbyl.compress(model, x, Plan({"0": kept}, {"0": 10}), method="fold").model
-    torch.testing.assert_close(slim(x), model(x), rtol=1e-4, atol=1e-4)
+def chain(middle: list[nn.Module]) -> nn.Sequential:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(), *middle,
+        nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 11, 1),
+    )  # fmt: skip
+    return randomise(model, 3).double()
 
 
-def test_filters_are_averaged_and_readers_summed() -> None:
-    model, x = build("chain", 3), example("chain")
-    graph = lbyl.trace(model, x)
-    weights = unit_weights(graph, model)["0"]
-    method = lbyl.methods.Fold()
-    kept = method.select(weights, 6)
-    assert torch.equal(kept, method.select(weights, 6)) and bool((kept.diff() > 0).all())
-    delivery = method.deliver(weights, kept, None)
-    members, gain = delivery.matrix.bool(), delivery.gain
-    assert gain is not None and bool((members.sum(1) == 1).all())
-    assert bool(members[kept, torch.arange(6)].all())
-    plan = Plan({"0": kept}, {"0": 10})
-    slim = lbyl.compress(model, x, plan, method=method).model
-    for c in range(6):
-        of = members[:, c]
-        torch.testing.assert_close(slim[0].weight[c], model[0].weight[of].mean(0))
-        torch.testing.assert_close(slim[1].running_var[c], model[1].running_var[of].mean())
-        torch.testing.assert_close(slim[1].bias[c], model[1].bias[of].mean())
-        wanted = model[1].weight[of].mean() * float(gain[c])
-        torch.testing.assert_close(slim[1].weight[c], wanted)
-        torch.testing.assert_close(slim[3].weight[:, c], model[3].weight[:, of].sum(1))
-
-
-def test_layers_that_read_and_make_are_summed_and_averaged_both() -> None:
-    model, x = build("chain", 3), example("chain")
-    graph = lbyl.trace(model, x)
-    weights, method = unit_weights(graph, model), lbyl.methods.Fold()
-    result = lbyl.compress(model, x, 0.5, method=method)
-    kept = {name: torch.as_tensor(k) for name, k in result.plan.kept.items()}
-    first = method.deliver(weights["0"], kept["0"], None)
-    second = method.deliver(weights["3"], kept["3"], None)
-    assert second.merge is not None
-    wanted = torch.einsum("to,oikl,ic->tckl", second.merge, model[3].weight.double(), first.matrix)
-    torch.testing.assert_close(result.model[3].weight.double(), wanted, rtol=1e-5, atol=1e-6)
-
-
-@given(st.integers(2, 6), st.integers(0, 100))
-def test_the_gain_undoes_what_averaging_takes(size: int, seed: int) -> None:
-    """White inputs, filters of one norm: variance of the average times gain² is that of one."""
-    torch.manual_seed(seed)
-    filters = torch.nn.functional.normalize(torch.rand(size, 20).double(), dim=1)
-    gain = _gain(filters, torch.ones(size, 1, dtype=torch.float64))
-    assert float(filters.mean(0).square().sum() * gain[0] ** 2) == pytest.approx(1)
-
-
-def test_opposite_filters_do_not_blow_up() -> None:
-    filters = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]).double()
-    gain = _gain(filters, torch.ones(3, 1, dtype=torch.float64))
-    assert float(gain[0]) == pytest.approx(3**0.5)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("criterion", ["l2", "random-2"])
-def test_a_plan_of_another_criterion_works(name: str, criterion: str) -> None:
-    model, x = build(name), example(name, 3)
-    plan = lbyl.compress(model, x, 0.5, method="none", criterion=criterion).plan
-    result = lbyl.compress(model, x, plan, method="fold")
-    assert bool(result.model(x).isfinite().all())
-    assert all(torch.equal(result.plan.kept[n], k) for n, k in plan.kept.items())
+def members_of(old: Tensor, new: Tensor) -> Tensor:
+    return torch.linalg.lstsq(old.detach().flatten(1), new.detach().flatten(1)).solution
 
 
 def test_depthwise_layers_between_are_averaged_too() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU6(),
-        nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU6(),
-        nn.Conv2d(8, 4, 1),
-    )
-    randomise(model)
-    x = torch.randn(2, 3, 6, 6)
-    graph = lbyl.trace(model, x)
-    weights = unit_weights(graph, model)["0"]
-    kept = lbyl.methods.Fold().select(weights, 5)
-    merge = lbyl.methods.Fold().deliver(weights, kept, None).merge
-    assert merge is not None
-    slim = lbyl.compress(model, x, Plan({"0": kept}, {"0": 8}), method="fold").model
-    wanted = torch.einsum("tm,m...->t...", merge, model[3].weight.double())
-    torch.testing.assert_close(slim[3].weight.double(), wanted, rtol=1e-5, atol=1e-6)
+    model, x = chain([nn.Conv2d(8, 8, 3, padding=1, groups=8)]), torch.randn(2, 3, 6, 6).double()
+    slim = lbyl.compress(model, x, 0.4, method="fold").model
+    members = members_of(model[6].weight, slim[6].weight)
+    merge = (members / members.sum(0)).T
+    close(merge.sum(1), torch.ones(len(merge)).double())
+    for i in (0, 3):
+        close(slim[i].weight.detach().flatten(1), merge @ model[i].weight.detach().flatten(1))
     # The gain belongs to the normalisation of the merged filters, not to the one behind.
-    wanted = merge @ model[4].weight.double()
-    torch.testing.assert_close(slim[4].weight.double(), wanted, rtol=1e-5, atol=1e-6)
-    assert bool(slim(x).isfinite().all())
+    close(slim[4].weight.detach(), merge @ model[4].weight.detach())
+    gains = [gain(model[0].weight.detach().flatten(1)[m > 0.5]) for m in members.T]
+    wanted = (merge @ model[1].weight.detach()) * torch.tensor(gains).double()
+    close(slim[1].weight.detach(), wanted)
+
+
+def test_layers_that_read_and_make_are_summed_and_averaged_both() -> None:
+    model, x = chain([nn.Conv2d(8, 8, 3)]), torch.randn(2, 3, 6, 6).double()
+    plan = lbyl.compress(model, x, 0.4, method="fold").plan
+    whole, only = lbyl.compress(model, x, plan, method="fold").model, []
+    for unit in ("0", "3"):
+        part = lbyl.Plan({unit: plan.kept[unit]}, {unit: 8})
+        only.append(lbyl.compress(model, x, part, method="fold", include=unit).model)
+    summed = only[0][3].weight.detach()  # (8, t, 3, 3)
+    members = members_of(model[6].weight, whole[6].weight)
+    merge = (members / members.sum(0)).T
+    close(whole[3].weight.detach(), torch.einsum("to,oikl->tikl", merge, summed))
+    close(
+        only[1][3].weight.detach(), torch.einsum("to,oikl->tikl", merge, model[3].weight.detach())
+    )
 
 
 def test_where_channels_differ_in_size_readers_are_summed_and_nothing_is_averaged() -> None:
-    model, x = build("chain", 3), example("chain")
-    graph = lbyl.trace(model, x)
-    whole = unit_weights(graph, model)["0"]
-    some = torch.arange(3) + whole.unit.start  # a parameter that only three channels have
-    uneven = replace(whole, graph=replace(graph, axes={**graph.axes, ("extra", 0): some}))
-    kept = lbyl.methods.Fold().select(uneven, 5)
-    delivery, even = (lbyl.methods.Fold().deliver(w, kept, None) for w in (uneven, whole))
-    assert delivery.merge is None and delivery.gain is None and even.merge is not None
-    torch.testing.assert_close(delivery.matrix, even.matrix)
+    model, x = randomise(Beside(), 2).double(), torch.randn(4, 6).double()
+    with torch.no_grad():
+        model.last.weight.copy_(torch.randn(3, 12))
+    result = lbyl.compress(model, x, 0.5, method="fold", residual=True)
+    (unit,) = (u for u in result.graph if u.channels == 12)
+    kept = result.plan.kept[unit.name]
+    assert 0 < len(kept) < 12
+    close(result.model.sum.weight.detach(), model.sum.weight.detach()[kept])
+    close(result.model.last.weight.detach().sum(1), model.last.weight.detach().sum(1))
 
 
 def test_without_restarts_is_refused() -> None:
     with pytest.raises(lbyl.LbylError, match="restarts"):
-        lbyl.methods.Fold(restarts=0)
-
-
-def test_features_are_what_makes_and_what_reads_a_channel() -> None:
-    """Filters over the deviation, γ and β, or filters with their bias; then the consumers."""
-    model = build("chain", 3)
-    weights = unit_weights(lbyl.trace(model, example("chain")), model)["0"]
-    norm = model[1]
-    sigma = (norm.running_var.double() + norm.eps).sqrt()
-    wanted = [
-        model[0].weight.flatten(1).double() / sigma[:, None],
-        norm.weight.double()[:, None],
-        norm.bias.double()[:, None],
-    ]
-    for found, part in zip(_made(weights), wanted, strict=True):
-        torch.testing.assert_close(found, part.detach())
-    plain = build("biased", 3)
-    weights = unit_weights(lbyl.trace(plain, example("biased")), plain)["0"]
-    (found,) = _made(weights)
-    rows = torch.cat([plain[0].weight.flatten(1), plain[0].bias[:, None]], 1)
-    torch.testing.assert_close(found, rows.detach().double())
-
-
-def test_features_are_centred_before_they_are_multiplied() -> None:
-    features = torch.randn(6, 4).double()
-    far = _gram(features + 1e3)
-    torch.testing.assert_close(far, _gram(features), rtol=0, atol=1e-8)
-    centred = features - features.mean(0)
-    torch.testing.assert_close(_gram(features), centred @ centred.T)
-
-
-def cost_of(gram: Tensor, label: Tensor, count: int) -> float:
-    return float(_distances(gram, label, count).gather(1, label[:, None]).sum())
-
-
-def test_of_several_starts_the_best_is_taken() -> None:
-    for seed in range(6):
-        gram = gram_of(torch.randn(30, 3, generator=generator(seed)).double())
-        starts = _spread_starts(gram, 6, 5, generator(seed))
-        ends = [_lloyd(gram, start, 6) for start in starts]
-        found = k_means(gram, 6, 5, generator(seed))
-        assert cost_of(gram, found, 6) == pytest.approx(min(cost_of(gram, e, 6) for e in ends))
-        assert all(cost_of(gram, e, 6) <= cost_of(gram, s, 6) for e, s in zip(ends, starts))
-
-
-def test_starts_are_points_that_differ_as_long_as_there_are_any() -> None:
-    points = torch.randn(5, 3, generator=generator(1)).double().repeat(3, 1)
-    for label in _spread_starts(gram_of(points), 5, 8, generator()):
-        assert bool((label.reshape(3, 5) == label[:5]).all()) and len(label.unique()) == 5
-    for label in _spread_starts(gram_of(points), 7, 8, generator()):
-        assert len(label.unique()) == 7
-
-
-def test_far_points_are_drawn_more_often() -> None:
-    """By the square of their distance to the centres so far."""
-    points = torch.tensor([[0.0], [0.0], [0.0], [1.0], [3.0]]).double()
-    first = {0: 0, 3: 0, 4: 0}
-    for label in _spread_starts(gram_of(points), 2, 4000, generator()):
-        alone = [p for p in (3, 4) if int((label == label[p]).sum()) == 1]
-        first[alone[0] if alone else 0] += 1
-    # Of 4000: first a zero (3/5), then 3 or 4 by 1 : 9; first the 1, then a zero or the 3 by 1:4
-    # each; first the 3, then a zero or the 1 by 9 : 4 each.
-    assert first[4] / 4000 == pytest.approx(0.6 * 0.9 + 0.2 + 0.2 * 4 / 7, abs=0.12)
-
-
-def test_empty_clusters_get_the_farthest_point_of_a_larger_one() -> None:
-    distance = torch.tensor([[1.0, 9, 9], [5.0, 9, 9], [9.0, 7, 9]]).double()
-    label = _filled(torch.tensor([0, 0, 1]), distance, 3)
-    assert label.tolist() == [0, 2, 1]  # the third is farther, but alone
-    assert _filled(torch.tensor([0, 1, 2]), distance, 3).tolist() == [0, 1, 2]
-    lone = _filled(torch.tensor([0, 0, 0]), distance[:, :1].expand(3, 3), 3)
-    assert sorted(lone.tolist()) == [0, 1, 2] and lone[0] == 0
-
-
-def test_representatives_are_nearest_to_the_means() -> None:
-    points = torch.tensor([[0.0], [1.0], [5.0], [6.5], [9.0]]).double()
-    centred = points - points.mean(0)
-    kept, label = lbyl.methods.Fold()._cluster(gram_of(centred), 2, 0)
-    assert kept.tolist() == [1, 3] or kept.tolist() == [0, 3]
-    assert label.tolist() == [0, 0, 1, 1, 1]
-
-
-def test_the_same_question_is_answered_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = unit_weights(lbyl.trace(build("chain", 8), example("chain")), build("chain", 8))["0"]
-    asked: list[int] = []
-    cluster = lbyl.methods.Fold._cluster
-
-    def told(self: lbyl.methods.Fold, gram: Tensor, count: int, start: int) -> object:
-        asked.append(count)
-        return cluster(self, gram, count, start)
-
-    monkeypatch.setattr(lbyl.methods.Fold, "_cluster", told)
-    monkeypatch.setattr(fold, "_KNOWN", {})
-    monkeypatch.setattr(fold, "REMEMBERED", 2)
-    for count in (3, 3, 4, 3, 4, 5, 3):  # the third question drops the first answer
-        lbyl.methods.Fold().select(weights, count)
-    assert asked == [3, 4, 5, 3] and len(fold._KNOWN) == 2
-    lbyl.methods.Fold(seed=1).select(weights, 3)
-    lbyl.methods.Fold(restarts=2).select(weights, 3)
-    assert asked == [3, 4, 5, 3, 3, 3]
-
-
-def test_the_gain_does_not_depend_on_the_scale_of_filters() -> None:
-    filters = torch.rand(5, 8, generator=generator()).double()
-    members = torch.tensor([[1.0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]).double()
-    gain = _gain(filters, members)
-    torch.testing.assert_close(_gain(1e-12 * filters, members), gain)
-    alone = _gain(filters, torch.eye(5).double())
-    torch.testing.assert_close(alone, torch.ones(5).double())
+        Fold(restarts=0)

@@ -4,92 +4,120 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import lbyl
-from lbyl.graph.weights import UnitWeights, unit_weights
-from lbyl.surgery.indices import pruned_of
-from support.networks import build, example
+from support.delivery import Layer, close, layer, some_kept
+
+Merging = lbyl.methods.NeuronMerging
+VARIANTS = ["corrected", "released"]
 
 
-def layer(name: str, unit: str, seed: int) -> UnitWeights:
-    model = build(name, seed)
-    return unit_weights(lbyl.trace(model, example(name)), model)[unit]
-
-
-def pair_by_pair(weights: UnitWeights, kept: list[int], j: int, variant: str) -> Tensor:
+def pair_by_pair(
+    of: Layer, kept: list[int], j: int, variant: str, balance: float, limit: float
+) -> Tensor:
     """The row of S for pruned j, with Python loops and plain numbers."""
-    f, norm = weights.filters, weights.norm
-    assert norm is not None
-    sigma = norm.var if variant == "released" else norm.sigma
+    f, (gamma, beta, mean, var, sigma) = of.filters, of.norm
+    sigma = var if variant == "released" else sigma
     cosines, distances, scales = [], [], []
     for k in kept:
         ratio = float(f[j].norm() / f[k].norm())
-        factor = (norm.gamma[j] / norm.gamma[k]) * (sigma[k] / sigma[j])
+        factor = (gamma[j] / gamma[k]) * (sigma[k] / sigma[j])
         scale = ratio / float(factor) if variant == "released" else ratio * float(factor)
-        centre = norm.mean[j] - sigma[j] * norm.beta[j] / norm.gamma[j]
-        gap = norm.gamma[k] / sigma[k] * (ratio * centre - norm.mean[k]) + norm.beta[k]
+        centre = mean[j] - sigma[j] * beta[j] / gamma[j]
+        gap = gamma[k] / sigma[k] * (ratio * centre - mean[k]) + beta[k]
         cosines.append(float(f[j] @ f[k] / (f[j].norm() * f[k].norm())))
         distances.append(abs(float(gap)) / scale)
         scales.append(scale)
     low, high = min(distances), max(distances)
-    scores = [0.85 * (1 - c) + 0.15 * (d - low) / (high - low) for c, d in zip(cosines, distances)]
+    stretched = [(d - low) / (high - low) for d in distances]
+    scores = [balance * (1 - c) + (1 - balance) * d for c, d in zip(cosines, stretched)]
     best = min(range(len(kept)), key=scores.__getitem__)
     row = torch.zeros(len(kept), dtype=torch.float64)
-    row[best] = scales[best] if cosines[best] >= 0.1 else 0.0
+    row[best] = scales[best] if cosines[best] >= limit else 0.0
     return row
 
 
-@pytest.mark.parametrize("variant", ["released", "corrected"])
-@given(st.integers(0, 10_000))
-def test_delivery_is_the_published_rule(variant: str, seed: int) -> None:
-    weights = layer("chain", "0", seed)
-    kept = torch.tensor([0, 2, 3, 6, 9])
-    found = lbyl.methods.NeuronMerging(variant=variant).deliver(weights, kept, None).matrix
-    for j in pruned_of(10, kept).tolist():
-        torch.testing.assert_close(found[j], pair_by_pair(weights, kept.tolist(), j, variant))
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("balance", [None, 0.0, 0.4, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_delivery_is_the_published_rule(variant: str, balance: float | None, seed: int) -> None:
+    of = layer("linear" if seed == 3 else "conv", seed, 8 + seed)
+    kept, gone = some_kept(of.channels, seed)
+    if balance is None:
+        method, options = Merging(variant=variant), (0.85, 0.1)
+    else:
+        method, options = Merging(balance, -0.2, variant), (balance, -0.2)
+    found = of.delivered(kept, method)
+    for j in gone.tolist():
+        close(found[j], pair_by_pair(of, kept.tolist(), j, variant, *options))
+    close(found[kept], torch.eye(len(kept)).double())
 
 
-def test_without_batchnorm_the_most_similar_neuron_receives() -> None:
-    weights = layer("dense", "0", 1)
-    kept = torch.arange(8)
-    matrix = lbyl.methods.NeuronMerging(threshold=-1.0).deliver(weights, kept, None).matrix
-    rows = weights.filters_with_bias
-    for j in range(8, 16):
-        similar = torch.cosine_similarity(rows[j], rows[kept], dim=1)
-        best = int(similar.argmax())
-        assert matrix[j].nonzero().flatten().tolist() == [best]
-        torch.testing.assert_close(matrix[j, best], rows[j].norm() / rows[best].norm())
+@pytest.mark.parametrize("kind", ["bare conv", "bare linear"])
+def test_without_batchnorm_the_most_similar_neuron_receives(kind: str) -> None:
+    of, (kept, gone) = layer(kind, 2), some_kept(10)
+    with torch.no_grad():  # some are zeros, and one is all but zeros: they give and receive nothing
+        for tensor in of.model[0].parameters():
+            tensor[torch.stack([kept[1], gone[2]])] = 0
+            tensor[kept[2]] = 1e-32
+    found = of.delivered(kept, Merging(threshold=-1.0))
+    cosine = torch.cosine_similarity(of.rows[:, None], of.rows[kept], dim=2)
+    cosine[:, [1, 2]] = -2
+    best = cosine.argmax(1)
+    lengths = of.rows.norm(dim=1)
+    wanted = torch.zeros(10, 5).double()
+    wanted[torch.arange(10), best] = lengths / lengths[kept][best]
+    wanted[kept] = torch.eye(5).double()
+    close(found, wanted)
+    close(of.delivered(kept, Merging(threshold=1.01))[gone], torch.zeros(5, 5).double())
 
 
-def test_what_is_like_no_kept_neuron_is_dropped() -> None:
-    weights = layer("dense", "0", 1)
-    matrix = (
-        lbyl.methods.NeuronMerging(threshold=1.01).deliver(weights, torch.arange(8), None).matrix
-    )
-    assert bool((matrix[8:] == 0).all())
-
-
-@pytest.mark.parametrize("variant", ["released", "corrected"])
-def test_a_channel_switched_off_neither_gives_nor_receives(variant: str) -> None:
-    model = build("chain", 2)
+@pytest.mark.parametrize("kind", ["bare linear", "linear"])
+def test_where_all_that_stay_are_zeros_nothing_is_given(kind: str) -> None:
+    of, kept, nothing = layer(kind), torch.arange(5), torch.zeros(5, 5).double()
     with torch.no_grad():
-        model[0].weight[5] = model[0].weight[0]  # 5's only good match is 0
-        model[0].weight[6] = model[0].weight[1]
-        model[1].weight[0] = 0.0  # a kept one is off
-        model[1].weight[6] = 0.0  # and a pruned one
-    weights = unit_weights(lbyl.trace(model, example("chain")), model)["0"]
-    method = lbyl.methods.NeuronMerging(variant=variant, threshold=-1.0)
-    matrix = method.deliver(weights, torch.arange(5), None).matrix
-    assert matrix[5].abs().max() > 0  # the next best receives instead
-    assert matrix[5:, 0].abs().max() == 0
-    assert matrix[6].abs().max() == 0
-    assert matrix.abs().max() < 1e3
+        for tensor in of.model[0].parameters():
+            tensor[:5] = 0
+    close(of.delivered(kept, Merging(threshold=-1.0))[5:], nothing)
+    if kind == "linear":
+        of = layer(kind, 1)
+        with torch.no_grad():
+            of.model[1].weight[:5] = 0  # switched off, all of them
+        close(of.delivered(kept, Merging(threshold=-1.0))[5:], nothing)
 
 
-@pytest.mark.parametrize("options", [{"variant": "new"}, {"balance": 2.0}])
+@pytest.mark.parametrize("kind, limit", [("linear", 0.1), ("bare linear", 0.45)])
+def test_who_is_less_alike_than_the_limit_gives_nothing(kind: str, limit: float) -> None:
+    for cosine, given in ((limit + 0.001, True), (limit - 0.001, False)):
+        of = layer(kind, channels=3)
+        side = (1 - cosine**2) ** 0.5
+        with torch.no_grad():
+            of.model[0].weight.zero_()
+            of.model[0].bias.zero_()
+            of.model[0].weight[:, :2] = torch.tensor([[1.0, 0], [-1.0, 0], [cosine, side]])
+        row = of.delivered(torch.arange(2), Merging())[2]
+        assert bool(row[0].abs() > 1e-3) == given and abs(float(row[1])) < 1e-12
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_channel_switched_off_neither_gives_nor_receives(variant: str) -> None:
+    """A γ of less than a millionth; in the published code also what never varied."""
+    of = layer(seed=2)
+    conv, norm = of.model[0], of.model[1]
+    with torch.no_grad():
+        conv.weight[5] = conv.weight[0]  # 5's only good match is 0
+        norm.weight[0], norm.weight[6] = 5e-7, -5e-7  # a kept one is off, and a pruned one
+        norm.weight[7] = 2e-6  # not quite
+        norm.running_var[8], norm.running_var[9] = 1e-13, 1e-11
+    found = of.delivered(torch.arange(5), Merging(variant=variant, threshold=-1.0))
+    gives = (found[5:].abs() > 0).any(1).tolist()
+    assert gives == [True, False, True, variant == "corrected", True]
+    assert not bool(found[5:, 0].any()) and bool(found.isfinite().all())
+    assert float(found[5].abs().max()) < 1e3
+
+
+@pytest.mark.parametrize("options", [{"variant": "new"}, {"balance": 2.0}, {"balance": -0.1}])
 def test_options_that_mean_nothing_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(lbyl.LbylError, match="neuron-merging"):
-        lbyl.methods.NeuronMerging(**options)  # type: ignore[arg-type]
+        Merging(**options)  # type: ignore[arg-type]
