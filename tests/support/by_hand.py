@@ -24,7 +24,7 @@ def plan_of(graph: lbyl.Graph, kept: Mapping[str, Sequence[int] | Tensor]) -> lb
 
 def sampled(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (rows,) and covariance (rows, rows) of all that a layer reads, tap by tap."""
-    rows = consumer_samples(model, layer, x)[0].double()
+    rows = consumer_samples(model, layer, x)[0].flatten(0, -2).double()
     return rows.mean(0), torch.cov(rows.T, correction=0)
 
 
