@@ -106,10 +106,9 @@ def assert_written(
         torch.testing.assert_close(
             new.weight, wanted[rows].reshape(new.weight.shape), rtol=1e-7, atol=1e-9
         )
-        if sum(u == unit for u, _ in layers.values()) == 1:
-            assert next(r for r in result.rows if r.unit == unit).error == pytest.approx(
-                error, 1e-7
-            )
+        (told,) = (row.error for row in result.rows if row.unit == unit)
+        alone = sum(read == unit for read, _ in layers.values()) == 1
+        assert told == pytest.approx(error, 1e-7) if alone else told > error * (1 - 1e-7)
         bias = torch.zeros(len(mean)).double() if old.bias is None else old.bias
         if norm is not None:
             a, b = model.get_submodule(norm), slim.get_submodule(norm)
@@ -360,15 +359,14 @@ def test_what_is_not_finite_is_not_delivered(part: str) -> None:
     assert row.kept == 4 and row.norm == (0.0 if part != "too large to read" else row.norm)
 
 
-def test_layers_that_one_matrix_a_unit_tells_nothing_of_are_only_read_by_it() -> None:
-    """Units without moments are restored by the matrix of the method, others by their layers."""
+def test_progress_is_told_for_every_layer_that_is_solved() -> None:
     told: list[tuple[str, int, int]] = []
     model, x, measured = prepared_of("chain")
     data = measured.statistics()
     prepared = lbyl.prepare(model, x[:2], data=data, progress=lambda *step: told.append(step))
     result = prepared.compress(plan_of(prepared.graph, CASES["chain"][0]), method=Echo())
     assert [step for step in told if step[0] == "solving"] == [("solving", 1, 2), ("solving", 2, 2)]
-    assert all(row.residual is None for row in result.rows)  # each layer was solved on its own
+    assert all(row.residual is None for row in result.rows)  # no one matrix describes a unit
 
 
 def moved_norms(
