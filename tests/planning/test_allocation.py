@@ -172,6 +172,8 @@ def perceptron(widths: Sequence[int], seed: int) -> nn.Module:
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
+    for layer in layers[::2]:
+        layer.weight.data *= 2.5  # so that inputs lead to different answers
     return nn.Sequential(*layers[:-1]).double().eval()
 
 
@@ -356,3 +358,89 @@ def test_attention_may_be_left_whole() -> None:
         prepared = lbyl.prepare(model, x, include=include, residual=True, data=x)
         found = prepared.compress(lbyl.Budget(macs=0.9), criterion="l2").allocation
         assert {n for n in found.tried if n.startswith("uniform ")} == names
+
+
+def odds(p: float) -> float:
+    p = min(max(p, 0.01), 0.99)
+    return math.log(p / (1 - p))
+
+
+def promised(own: Search) -> Callable[[float, int], float]:
+    """What is kept at least at an agreement on so many inputs, learned from two forecasts."""
+
+    class Wrong(nn.Module):
+        def __init__(self, few: int) -> None:
+            super().__init__()
+            self.few = own.x[:few]
+
+        def forward(self, x: Tensor) -> Tensor:
+            bad = (x[:, None] == self.few[None]).all(2).any(1)
+            return torch.where(bad[:, None], -own.model(x), own.model(x))
+
+    one, other = (own.prepared.forecast(Wrong(few)) for few in (16, 32))
+    assert one is not None and other is not None and other.agreement == 0.5
+    slope = (odds(one.kept) - odds(other.kept)) / (odds(0.75) - odds(0.5))
+
+    def middle(p: float) -> float:
+        return odds(other.kept) + slope * odds(p)
+
+    def least_of(p: float, n: int) -> float:
+        z = 1.645**2 / n
+        return (p + z / 2 - math.sqrt(z * p * (1 - p) + z**2 / 4)) / (1 + z)
+
+    below = (middle(0.5) - odds(other.low)) ** 2
+    below -= (middle(0.5) - middle(least_of(0.5, other.inputs))) ** 2
+
+    def low(p: float, n: int) -> float:
+        gap = math.hypot(below**0.5, middle(p) - middle(least_of(p, n)))
+        return 1 / (1 + math.exp(gap - middle(p)))
+
+    return low
+
+
+@pytest.mark.parametrize("keep", [0.4, 0.6, 0.7, 0.85])
+def test_the_smallest_network_that_keeps_enough_is_found_and_checked_on_other_inputs(
+    keep: float,
+) -> None:
+    """Chosen on every second input of those held out; the others decide, or a larger one."""
+    own = search(3, [20, 12, 24])
+    low = promised(own)
+
+    def kept(counts: Counts, first: int) -> float:
+        slim = own.prepared.compress(own.plan(counts), method=Echo()).model
+        x = own.x[first::2]
+        return low(float((slim(x).argmax(1) == own.model(x).argmax(1)).double().mean()), 192)
+
+    tried = own.prepared.compress(lbyl.Budget(macs=0.6), criterion="echo").allocation.tried
+    name, full = min(tried, key=tried.get), own.cost(own.sizes)
+    smallest = own.cost({n: least(size) for n, size in own.sizes.items()})
+
+    def named(part: float) -> dict[str, int] | None:
+        if part * full < smallest or part >= 1:
+            return None
+        candidates = own.candidates(part)
+        return candidates.get(name, candidates["uniform"])
+
+    lowest, high, size = 0.0, 1.0, 1.0
+    for _ in range(7):
+        part = (lowest + high) / 2
+        counts = named(part)
+        if counts is not None and counts != own.sizes and kept(counts, 0) >= keep:
+            high = size = part
+        else:
+            lowest = part
+    checked: list[dict[str, int]] = []
+    while size < 1 and len(checked) < 4 and not (checked and kept(checked[-1], 1) >= keep):
+        counts = named(size)
+        if counts is not None and counts != own.sizes and counts not in checked[-1:]:
+            checked.append(counts)
+        size += 1 / 32
+    told = kept(checked[-1], 1)
+    if told < keep:
+        words = f"last of {len(checked)} sizes keeps at least {told:.1%}"
+        with pytest.raises(lbyl.LbylError, match=words):
+            own.prepared.compress(lbyl.Budget(keep=keep), criterion="echo")
+        return
+    result = own.prepared.compress(lbyl.Budget(keep=keep), criterion="echo")
+    assert result.allocation.name == name and result.allocation.counts == checked[-1]
+    assert result.forecast.inputs == 192 and result.forecast.low == pytest.approx(told)
