@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import lbyl
-from lbyl.planning.plan import Plan
-from support import quick
 from support.networks import build, example, fingerprint
+
+Plan = lbyl.Plan
 
 
 def plan(method: str = "lbyl") -> Plan:
@@ -38,8 +38,8 @@ def test_a_method_that_chooses_is_named_and_comes_back() -> None:
 
 def test_a_plan_applied_again_gives_the_same_network() -> None:
     model, x = build("chain"), example("chain")
-    first = quick.compress(model, x, 0.5, criterion="l1")
-    again = quick.compress(model, x, first.plan)
+    first = lbyl.compress(model, x, 0.5, criterion="l1", data=32)
+    again = lbyl.compress(model, x, first.plan, data=32)
     assert torch.equal(first.model(x), again.model(x))
 
 

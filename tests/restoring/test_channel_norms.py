@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import lbyl
 from lbyl.methods import Echo
-from lbyl.planning.plan import Plan
-from support import quick
+from support.by_hand import statistics_of
 
 WIDTH, TOKENS = 8, 40
 
@@ -90,6 +89,10 @@ def tokens() -> Tensor:
     return torch.randint(TOKENS, (32, 6), generator=torch.Generator().manual_seed(1))
 
 
+def own_statistics(model: nn.Module, tokens: Tensor) -> lbyl.Statistics:
+    return statistics_of(model, tokens, residual=True)
+
+
 def stream(model: nn.Module) -> list[Tensor]:
     """Everything that writes into the stream, channels along the last dimension."""
     down = [p for name, p in model.named_parameters() if ".down." in name]
@@ -125,7 +128,7 @@ def test_an_rms_norm_over_kept_channels_is_that_with_zeros_in_place_of_the_other
     with torch.no_grad():
         for written in stream(silent):
             written[..., pruned] = 0
-    plan = Plan({UNIT: kept}, {UNIT: WIDTH})
+    plan = lbyl.Plan({UNIT: kept}, {UNIT: WIDTH})
     slim = lbyl.compress(model, tokens, plan, method="none", residual=True).model
     assert torch.allclose(slim(tokens), silent(tokens), atol=1e-5)
     assert not torch.allclose(slim(tokens), model(tokens), atol=1e-2)
@@ -137,8 +140,8 @@ def test_channels_that_repeat_others_go_without_a_trace(kind: str, tokens: Tenso
     with torch.no_grad():
         for written in stream(model):
             written[..., WIDTH:] = written[..., :WIDTH]
-    plan = Plan({UNIT: torch.arange(WIDTH)}, {UNIT: 2 * WIDTH})
-    data = quick.own_statistics(model, tokens, tokens, residual=True)
+    plan = lbyl.Plan({UNIT: torch.arange(WIDTH)}, {UNIT: 2 * WIDTH})
+    data = own_statistics(model, tokens)
     result = lbyl.compress(model, tokens, plan, method=Echo(ridge=1e-9), residual=True, data=data)
     assert torch.allclose(result.model(tokens), model(tokens), atol=1e-3)
     assert result.model.get_parameter("table.weight").shape == (TOKENS, WIDTH)
@@ -150,8 +153,7 @@ def test_scale_and_shift_are_corrected_by_what_the_norm_gives_on_average(
 ) -> None:
     model = network(kind)
     kept = torch.tensor([0, 1, 2, 4, 5, 6])
-    plan = Plan({UNIT: kept}, {UNIT: WIDTH})
-    data = quick.own_statistics(model, tokens, tokens, residual=True)
+    plan, data = lbyl.Plan({UNIT: kept}, {UNIT: WIDTH}), own_statistics(model, tokens)
     slim = lbyl.compress(model, tokens, plan, residual=True, data=data).model
     x = model.get_submodule("table")(tokens).detach().flatten(0, 1).double()
     offset = 1.0 if kind == "from one" else 0.0

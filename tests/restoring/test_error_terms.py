@@ -1,89 +1,109 @@
-"""RE, BE and ‖s‖ against the paper's formulas, filter by filter."""
+"""RE, BE and ‖s‖ of a result against the paper's formulas, filter by filter, and WARE."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from torch import Tensor
 
 import lbyl
-from lbyl.graph.weights import UnitWeights, unit_weights
+from lbyl.methods import Delivery, Method
 from lbyl.methods.base import identity_rows
-from lbyl.restoring.error_terms import ErrorTerms, error_terms
+from support.by_hand import plan_of, sampled, statistics_of
 from support.networks import build, example
 
 
-def layer(name: str, unit: str, seed: int) -> UnitWeights:
-    model = build(name, seed)
-    return unit_weights(lbyl.trace(model, example(name)), model)[unit]
+@dataclass(frozen=True)
+class Delivering(Method):
+    """Delivers these rows for what is pruned."""
+
+    rows: Any = None
+    name = "delivering"  # type: ignore[assignment]
+
+    def deliver(self, weights: Any, kept: Tensor, statistics: Any) -> Delivery:
+        channels = len(weights.filters)
+        matrix = identity_rows(channels, kept, weights.filters)
+        matrix[[i for i in range(channels) if i not in kept.tolist()]] = self.rows
+        return Delivery(matrix)
 
 
-@given(st.integers(0, 1000))
-def test_behind_batchnorm(seed: int) -> None:
-    weights = layer("chain", "0", seed)
-    kept, gone = [0, 1, 4, 8], [2, 3, 5, 6, 7, 9]
-    matrix = torch.randn(10, 4, dtype=torch.float64)
-    n = weights.norm
-    assert n is not None
+KEPT, GONE = [0, 1, 4, 8], [2, 3, 5, 6, 7, 9]
+
+
+def row_of(model: Any, name: str, kept: list[int], rows: Tensor) -> Any:
+    x = example(name).double()
+    plan = plan_of(lbyl.trace(model, x), {"0": kept})
+    return lbyl.compress(model, x, plan, method=Delivering(rows=rows)).rows[0]
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_behind_batchnorm(off: bool) -> None:
+    """Filters that γ switched off have no residual of their own."""
+    model, s = build("chain", 3).double(), torch.randn(6, 4).double()
+    with torch.no_grad():
+        model[1].weight[GONE[:2]] = 0 if off else model[1].weight[GONE[:2]]
+    filters, norm = model[0].weight.detach().flatten(1), model[1]
+    gamma, beta = norm.weight.detach(), norm.bias.detach()
+    sigma, mean = (norm.running_var + norm.eps).sqrt(), norm.running_mean
+    p = gamma * mean / sigma - beta
     residuals, biases = [], []
-    for j in gone:
-        kappa = [n.sigma[j] * n.gamma[k] / (n.gamma[j] * n.sigma[k]) for k in kept]
-        mixture = sum(s * c * weights.filters[k] for s, c, k in zip(matrix[j], kappa, kept))
-        residuals.append(float((weights.filters[j] - mixture).norm()))
-        p = [float(n.gamma[i] * n.mean[i] / n.sigma[i] - n.beta[i]) for i in range(10)]
-        biases.append(abs(sum(float(s) * p[k] for s, k in zip(matrix[j], kept)) - p[j]))
-    found = error_terms(weights, torch.tensor(kept), matrix)
-    assert found.residual == pytest.approx(sum(residuals) / 6, rel=1e-9)
-    assert found.bias == pytest.approx(sum(biases) / 6, rel=1e-9)
-    assert found.norm == pytest.approx(float(matrix[gone].norm(dim=1).mean()), rel=1e-9)
+    for j, row in zip(GONE, s):
+        biases.append(abs(float(row @ p[KEPT] - p[j])))
+        if gamma[j] != 0:
+            kappa = sigma[j] * gamma[KEPT] / (gamma[j] * sigma[KEPT])
+            residuals.append(float((filters[j] - (row * kappa) @ filters[KEPT]).norm()))
+    found = row_of(model, "chain", KEPT, s)
+    assert len(residuals) == (4 if off else 6)
+    assert found.residual == pytest.approx(sum(residuals) / len(residuals))
+    assert found.bias == pytest.approx(sum(biases) / 6)
+    assert found.norm == pytest.approx(float(s.norm(dim=1).mean()))
 
 
 def test_without_batchnorm_the_bias_is_part_of_the_filter() -> None:
-    weights = layer("dense", "0", 2)
-    kept = torch.arange(9)
-    matrix = torch.randn(16, 9, dtype=torch.float64)
-    rows = weights.filters_with_bias
-    wanted = float((rows[9:] - matrix[9:] @ rows[:9]).norm(dim=1).mean())
-    found = error_terms(weights, kept, matrix)
+    model, s = build("dense", 2).double(), torch.randn(7, 9).double()
+    rows = torch.cat([model[0].weight, model[0].bias[:, None]], 1).detach()
+    found = row_of(model, "dense", [*range(9)], s)
+    wanted = float((rows[9:] - s @ rows[:9]).norm(dim=1).mean())
     assert (found.residual, found.bias) == (pytest.approx(wanted), 0.0)
 
 
 def test_the_theorem_trades_the_errors_as_its_weights_say() -> None:
     """A larger λ₁ buys a smaller BE, a larger λ₂ a smaller ‖s‖, each at the cost of RE."""
-    weights = layer("chain", "0", 3)
-    kept = torch.arange(5)
-
-    def measured(lambda1: float, lambda2: float) -> tuple[float, float, float]:
-        found = error_terms(
-            weights, kept, lbyl.methods.LBYL(lambda1, lambda2).deliver(weights, kept, None).matrix
-        )
-        return found.residual, found.bias, found.norm
-
-    plain, biased, short = measured(0, 1e-6), measured(100, 1e-6), measured(0, 10)
-    assert biased[1] < plain[1] and biased[0] > plain[0]
-    assert short[2] < plain[2] and short[0] > plain[0]
-
-
-def test_nothing_pruned_has_no_error_and_switched_off_filters_count_as_none() -> None:
-    weights = layer("chain", "0", 3)
-    whole = identity_rows(10, torch.arange(10), weights.filters)
-    assert error_terms(weights, torch.arange(10), whole) == ErrorTerms(0.0, 0.0, 0.0)
-    model = build("chain", 3)
-    with torch.no_grad():
-        model[1].weight[5:] = 0.0
-    weights = unit_weights(lbyl.trace(model, example("chain")), model)["0"]
-    matrix = identity_rows(10, torch.arange(5), weights.filters)
-    assert error_terms(weights, torch.arange(5), matrix).residual == 0.0
-
-
-def test_the_report_holds_them() -> None:
     model, x = build("chain", 3), example("chain")
-    result = lbyl.compress(model, x, 0.5, method="lbyl")
-    weights = unit_weights(result.graph, model)
-    for row in result.rows:
-        kept = result.plan.kept[row.unit]
-        matrix = lbyl.methods.LBYL().deliver(weights[row.unit], kept, None).matrix
-        wanted = error_terms(weights[row.unit], kept, matrix)
-        assert (row.residual, row.bias, row.norm) == (wanted.residual, wanted.bias, wanted.norm)
-        assert row.residual > 0
+    plan = plan_of(lbyl.trace(model, x), {"0": range(5)})
+    weights = ((0, 1e-6), (100, 1e-6), (0, 10))
+    plain, biased, short = (
+        lbyl.compress(model, x, plan, method=lbyl.methods.LBYL(*each)).rows[0] for each in weights
+    )
+    assert biased.bias < plain.bias and biased.residual > plain.residual
+    assert short.norm < plain.norm and short.residual > plain.residual
+
+
+def test_errors_of_layers_are_those_of_the_moments_of_their_channels() -> None:
+    """WARE: what is missed over what there was, root mean squares, averaged over all channels."""
+    model, x = build("dense", 2).double(), example("dense", 64).double()
+    with torch.no_grad():
+        model[0].weight[3] *= 1e-9  # all but dead: it has no scale of its own
+        model[0].bias[3] = 1e-9
+    found = lbyl.prepare(model, x, data=statistics_of(model, x)).layer_errors((0.25, 0.5))
+    assert len(found.rows) == 2 * 2 * 4 and "WARE" in str(found)
+    mean, covariance = sampled(model, "3", x)
+    second = covariance + torch.outer(mean, mean)
+    power, norms = second.diagonal(), model[0].weight.detach().square().sum(1)
+    norms = norms + model[0].bias.detach().square()
+    for ratio, count in ((0.25, 12), (0.5, 8)):
+        kept = norms.argsort(descending=True)[:count].sort().values
+        gone = torch.tensor([i for i in range(16) if i not in kept])
+        inner = covariance[kept][:, kept]
+        inner = inner + 0.01 * inner.diagonal().mean() * torch.eye(count).double()
+        s = torch.linalg.solve(inner, covariance[kept][:, gone]).T
+        for method, rows in (("echo", s), ("none", 0 * s)):
+            off = torch.zeros(len(gone), 16).double()
+            off[:, kept], off[torch.arange(len(gone)), gone] = -rows, 1
+            missed = ((off @ second) * off).sum(1)
+            ware = (missed / power[gone].clamp(min=0.01 * float(power.mean()))).sqrt().sum() / 16
+            (row,) = [r for r in found.rows if (r.unit, r.ratio, r.method) == ("0", ratio, method)]
+            assert row.kept == count and row.ware == pytest.approx(float(ware))

@@ -7,54 +7,47 @@ import torch
 
 import lbyl
 from lbyl import data
+from lbyl.methods import Echo
 from lbyl.models import zoo
+from support.by_hand import repeated
 from support.networks import build, example, fingerprint
 
-IN_ORDER = lbyl.methods.Echo(sequential=True)
+IN_ORDER = Echo(sequential=True)
 
 
-def digits() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
-    info = zoo.info("digits")
+@pytest.mark.slow
+def test_it_beats_the_parallel_fit_where_much_is_pruned() -> None:
+    info, held = zoo.info("digits"), data.load("digits")
     batches = data.load("digits", "train").batches(500, info.mean, info.std)
     images = torch.cat([x for x, _ in batches])
-    return zoo.create("digits", "shipped"), torch.zeros(1, *info.input_shape), images
-
-
-def test_it_beats_the_parallel_fit_where_much_is_pruned() -> None:
-    model, x, images = digits()
-    held = data.load("digits")
-    prepared = lbyl.prepare(model, x, data=images)
-    parallel = prepared.compress(0.8)
-    ordered = prepared.compress(0.8, method=IN_ORDER)
+    network = zoo.create("digits", "shipped")
+    prepared = lbyl.prepare(network, torch.zeros(1, *info.input_shape), data=images)
+    parallel, ordered = prepared.compress(0.8), prepared.compress(0.8, method=IN_ORDER)
     assert ordered.corrections.sequential == len(ordered.graph.consumers)
     assert parallel.corrections.sequential == 0
     assert ordered.plan.kept.keys() == parallel.plan.kept.keys()
-    gain = data.evaluate("digits", ordered.model, held) - data.evaluate(
-        "digits", parallel.model, held
-    )
-    assert gain > 5
+    right = [data.evaluate("digits", r.model, held) for r in (parallel, ordered)]
+    assert right[1] - right[0] > 5
 
 
 @pytest.mark.parametrize("name", ["chain", "basic", "bottleneck"])
-def test_nothing_pruned_changes_nothing(name: str) -> None:
+def test_nothing_pruned_changes_nothing_and_pruned_it_beats_the_cut(name: str) -> None:
     model, x = build(name), example(name)
-    images = torch.randn(64, *x.shape[1:])
-    before = fingerprint(model)
-    result = lbyl.compress(model, x, 0.0, data=images, method=IN_ORDER)
-    torch.testing.assert_close(result.model(images), model(images), rtol=1e-5, atol=1e-5)
+    images = torch.randn(256, *x.shape[1:])
+    before, wanted = fingerprint(model), model(images)
+    prepared = lbyl.prepare(model, x, data=list(images.split(64)))
+    whole = prepared.compress(0.0, method=IN_ORDER).model
+    torch.testing.assert_close(whole(images), wanted, rtol=1e-5, atol=1e-5)
+    slim, cut = (prepared.compress(0.5, method=m).model for m in (IN_ORDER, "none"))
+    assert (slim(images) - wanted).norm() < (cut(images) - wanted).norm()
     assert fingerprint(model) == before
 
 
-@pytest.mark.parametrize("name", ["chain", "basic", "bottleneck"])
-def test_the_fitted_output_has_the_originals_mean(name: str) -> None:
-    model, x = build(name), example(name)
-    images = torch.randn(256, *x.shape[1:])
-    loader = list(images.split(64))  # batches of a loader run at once
-    slim = lbyl.compress(model, x, 0.5, data=loader, method=IN_ORDER).model
-    plain = lbyl.compress(model, x, 0.5, method="none").model
-    wanted = model(images)
-    assert slim(images).isfinite().all()
-    assert (slim(images) - wanted).norm() < (plain(images) - wanted).norm()
+def test_every_layer_gives_the_mean_that_it_gave() -> None:
+    model, x = build("dense").double(), example("dense", 64).double()
+    prepared = lbyl.prepare(model, x[:2], data=repeated(x))
+    slim = prepared.compress({"*": 0.5}, method=IN_ORDER).model
+    torch.testing.assert_close(slim(x).mean(0), model(x).mean(0), rtol=1e-6, atol=1e-6)
 
 
 def test_it_needs_images() -> None:
