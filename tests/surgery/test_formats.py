@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import lbyl
-from lbyl.torchkit.tensors import tensors
 
 
 def network() -> nn.Module:
@@ -23,9 +22,8 @@ def network() -> nn.Module:
 def test_a_model_comes_back_in_the_precision_it_had(dtype: torch.dtype) -> None:
     model = network().to(dtype)
     result = lbyl.compress(model, torch.zeros(2, 3, 8, 8, dtype=dtype), 0.5, data=32)
-    before = {name: t.dtype for name, t in tensors(model).items()}
-    assert {name: t.dtype for name, t in tensors(result.model).items()} == before
-    assert {t.device for t in tensors(result.model).values()} == {torch.device("cpu")}
+    before, after = ([t.dtype for t in m.state_dict().values()] for m in (model, result.model))
+    assert after[: len(before)] == before and set(after[len(before) :]) <= {dtype}
     x = torch.randn(2, 3, 8, 8, dtype=dtype)
     assert result.model(x).dtype == dtype and bool(result.model(x).isfinite().all())
 
