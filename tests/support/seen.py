@@ -19,16 +19,19 @@ def watched(model: nn.Module) -> Iterator[list[Any]]:
     seen: list[Any] = []
 
     def look(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = kwargs or (args[0] if len(args) == 1 else args)
-        tensors = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
-        if all(type(x) is Tensor and not x.is_meta for x in tensors):
-            seen.append(given)
+        seen.append(kwargs or (args[0] if len(args) == 1 else args))
 
     handle = model.register_forward_pre_hook(look, with_kwargs=True)
     try:
         yield seen
     finally:
         handle.remove()
+        seen[:] = filter(_has_data, seen)  # some runs are for shapes alone
+
+
+def _has_data(given: Any) -> bool:
+    tensors = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
+    return all(type(x) is Tensor and not x.is_meta for x in tensors)
 
 
 def rows_of(given: Any) -> int:
