@@ -136,3 +136,36 @@ def test_every_layer_keeps_a_channel_that_it_needs(
     (unit,) = prepared.graph.units
     plan = prepared.plan(1 - len(kept) / 12, criterion=These(kept), method="none")
     assert plan.kept[unit.name].tolist() == complete
+
+
+# ------------------------------------------------------------- precision and order of memory
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        conv(3, 12, 3, bias=False), nn.BatchNorm2d(12), nn.ReLU(), conv(12, 10, 3, bias=False),
+        nn.BatchNorm2d(10), nn.ReLU(), conv(10, 6, 3), nn.Flatten(), nn.Linear(24, 4),
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_comes_back_in_the_precision_it_had(dtype: torch.dtype) -> None:
+    model = network().to(dtype)
+    result = lbyl.compress(model, torch.zeros(2, 3, 8, 8, dtype=dtype), 0.5, data=32)
+    before, after = ({n: t.dtype for n, t in m.state_dict().items()} for m in (model, result.model))
+    assert before == after
+    x = torch.randn(2, 3, 8, 8, dtype=dtype)
+    assert result.model(x).dtype == dtype and bool(result.model(x).isfinite().all())
+
+
+def test_weights_with_channels_innermost_come_back_so() -> None:
+    model = network()
+    plain = lbyl.compress(model, torch.zeros(2, 3, 8, 8), {"*": 0.5}, data=32).model
+    model = model.to(memory_format=torch.channels_last)
+    slim = lbyl.compress(model, torch.zeros(2, 3, 8, 8), {"*": 0.5}, data=32).model
+    for name, weight in slim.named_parameters():
+        if weight.dim() == 4:
+            assert weight.is_contiguous(memory_format=torch.channels_last), name
+    assert plain[3].weight.is_contiguous()
+    x = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(slim(x), plain(x), rtol=1e-3, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,26 @@ def test_what_a_head_reads_in_training_only_is_unprunable() -> None:
     assert graph.unprunable["aside"] == "it runs in training only"
     slim = lbyl.compress(model, x, 0.5, method="none").model.train()
     assert [y.shape for y in slim(x)] == [(3, 4), (3, 4)]
+
+
+# ---------------------------------- no network has fewer units than its page tells
+
+ROWS = json.loads((Path(__file__).parents[2] / "docs" / "results" / "coverage.json").read_text())
+SAMPLE = "torchvision/resnet18 timm/lcnet_050 timm/regnetx_002 transformers/llama".split()
+
+
+def test_the_page_tells_of_every_network() -> None:
+    assert set(SAMPLE) <= ROWS.keys() and len(ROWS) == 209
+    assert all(row["units"] >= 0 and row["channels"] >= row["units"] for row in ROWS.values())
+
+
+@pytest.mark.parametrize("name", _some(ROWS, SAMPLE))
+def test_units_and_channels_do_not_fall(name: str) -> None:
+    for package in ("torchvision", "timm", "transformers"):
+        if name.startswith(package):
+            pytest.importorskip(package)
+    torch.manual_seed(0)
+    model, inputs = published.every()[name]()
+    graph = lbyl.trace(published.stir(model), inputs)
+    assert len(graph) >= ROWS[name]["units"]
+    assert graph.channels >= ROWS[name]["channels"]
