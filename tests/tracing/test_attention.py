@@ -60,22 +60,17 @@ def test_nothing_pruned_changes_nothing(kind: str) -> None:
     assert torch.equal(result.model(x), model(x))
 
 
-def test_heads_are_cut_for_good_where_the_code_runs_with_fewer() -> None:
+def test_heads_are_cut_for_good_unless_the_code_has_sizes_written_into_it() -> None:
     model, x = block("kernel")
     result = lbyl.compress(model, x, {"*:heads": 0.3}, method="none", criterion="l2")
     attention = result.model.attention
-    assert isinstance(attention, Kernel)
+    assert isinstance(attention, Kernel) and type(attention.q) is nn.Linear
     assert (attention.num_heads, attention.head_dim) == (2, SIZE)
     assert attention.q.out_features == attention.out.in_features == 2 * SIZE
-    assert type(attention.q) is nn.Linear
-
-
-def test_sizes_written_into_code_stay_and_layers_are_masked_instead() -> None:
     model, x = block("written")
-    graph = lbyl.trace(model, x, include="*:heads")
-    assert graph.units[0].masked
     result = lbyl.compress(model, x, {"*:heads": 0.3}, method="none", criterion="l2")
     qkv = result.model.attention.qkv
+    assert result.graph.units[0].masked
     assert qkv.out_features == 3 * 2 * SIZE and f"of {3 * HEADS * SIZE} outputs" in repr(qkv)
 
 
@@ -89,21 +84,13 @@ def test_torchs_attention_becomes_a_slim_one_of_its_class() -> None:
     assert attention.out_proj.in_features == 2 * 3
 
 
-def test_a_plain_ratio_leaves_attention_alone() -> None:
+def test_attention_is_pruned_where_it_is_asked_for_by_a_pattern_that_fits() -> None:
     model, x = block("kernel")
     assert not [unit for unit in lbyl.trace(model, x) if unit.kind != "channels"]
-
-
-def test_a_pattern_that_fits_no_attention_is_refused() -> None:
-    model, x = block("kernel")
-    with pytest.raises(lbyl.LbylError, match="fits no attention"):
-        lbyl.trace(model, x, include="*:head")
-
-
-def test_a_unit_of_attention_can_be_excluded() -> None:
-    model, x = block("kernel")
     graph = lbyl.trace(model, x, include=ALL, exclude="*:qk")
     assert [unit.kind for unit in graph] == ["heads", "v"]
+    with pytest.raises(lbyl.LbylError, match="fits no attention"):
+        lbyl.trace(model, x, include="*:head")
 
 
 def test_normalised_queries_go_by_whole_heads() -> None:
