@@ -12,8 +12,9 @@ from support import small
 from support.networks import NETWORKS, build, example
 from support.published import stir, torchvision_build
 
-pytest.importorskip("torchvision")
 PUBLISHED = ["resnet18", "mobilenet_v2", "squeezenet1_1", "shufflenet_v2_x0_5", "alexnet"]
+SMALL = ["regnet", "efficientnet", "inception", "densenet", "lraspp"]
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in [*PUBLISHED, *SMALL[1:]]]
 
 
 def counted(model: nn.Module, x: torch.Tensor) -> float:
@@ -23,27 +24,14 @@ def counted(model: nn.Module, x: torch.Tensor) -> float:
     return counter.get_total_flops() / 2 / len(x)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_networks_count_as_torch_counts(name: str) -> None:
-    model, x = torchvision_build(name)()
-    stir(model)
-    result = lbyl.compress(model, x, 0.3, method="none")
+@pytest.mark.parametrize("name", [*NETWORKS, SMALL[0], *SLOW])
+def test_networks_count_as_torch_counts(name: str) -> None:
+    if name in NETWORKS:
+        model, x = build(name), example(name, 3)
+    else:
+        pytest.importorskip("torchvision")
+        model, x = (small.NETWORKS.get(name) or torchvision_build(name))()
+        stir(model)
+    result = lbyl.compress(model, x, 0.4, method="none", residual=name in SMALL)
     assert result.before.macs == counted(model, x)
     assert result.after.macs == counted(result.model, x) < result.before.macs
-
-
-@pytest.mark.parametrize("name", ["regnet", "efficientnet", "inception", "densenet", "lraspp"])
-def test_small_networks_count_as_torch_counts(name: str) -> None:
-    model, x = small.NETWORKS[name]()
-    stir(model)
-    result = lbyl.compress(model, x, 0.3, method="none", residual=True)
-    assert result.before.macs == counted(model, x)
-    assert result.after.macs == counted(result.model, x)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_tiny_networks_count_as_torch_counts(name: str) -> None:
-    model, x = build(name), example(name, 3)
-    result = lbyl.compress(model, x, 0.5, method="none")
-    assert result.before.macs == counted(model, x)
-    assert result.after.macs == counted(result.model, x)

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lbyl.graph.unit import Graph
-from lbyl.surgery.indices import kept_along, kept_mask
-from lbyl.torchkit.tensors import tensors
+import lbyl
 
 WIDTH, HEADS, SIZE = 12, 3, 4
 KNOWS_GROUPS = "enable_gqa" in str(F.scaled_dot_product_attention.__doc__)  # not in torch 2.4
@@ -148,20 +146,31 @@ def block(kind: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(6, 7, 8).double()
 
 
-def silenced(model: nn.Module, graph: Graph, kept: Mapping[str, Tensor]) -> nn.Module:
+def silenced(model: nn.Module, graph: lbyl.Graph, kept: Mapping[str, Tensor]) -> nn.Module:
     """The original with pruned columns of consumers, and pruned rows of queries, zero."""
     quiet = copy.deepcopy(model)
-    mask, state = kept_mask(graph, kept), tensors(quiet)
+    state = dict(quiet.named_parameters(remove_duplicate=False))
+    gone = {
+        unit.start + channel
+        for unit in graph
+        if unit.name in kept
+        for channel in set(range(unit.channels)) - set(kept[unit.name].tolist())
+    }
     with torch.no_grad():
         for consumer in graph.consumers.values():
-            weight = state[consumer.weight].movedim(consumer.axis, 0)
-            weight[~kept_along(consumer.channel, mask)] = 0
-        for unit in graph.units:
-            for producer in unit.producers if unit.kind == "qk" else ():
-                channel = unit.local(graph.axes[producer.weight, producer.axis])
-                pruned = torch.ones(unit.channels + 1, dtype=torch.bool)
-                pruned[kept[unit.name]] = pruned[-1] = False
-                state[producer.weight].movedim(producer.axis, 0)[pruned[channel]] = 0
-                if producer.bias is not None:
-                    state[producer.bias][pruned[channel]] = 0
+            _silence(state[consumer.weight].movedim(consumer.axis, 0), consumer.channel, gone)
+        for unit in graph:
+            for made in unit.producers if unit.kind == "qk" else ():
+                own = gone & set(unit.range)
+                channel = graph.axes[made.weight, made.axis]
+                _silence(state[made.weight].movedim(made.axis, 0), channel, own)
+                if made.bias is not None:
+                    _silence(state[made.bias], channel, own)
     return quiet
+
+
+def _silence(rows: Tensor, channel: Tensor, gone: set[int]) -> None:
+    """Make rows zero of which any channel is gone; each has one, or one and a head."""
+    for row, own in zip(rows, channel.reshape(len(channel), -1).tolist()):
+        if gone & set(own):
+            row.zero_()

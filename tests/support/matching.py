@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+# private: matching has no entrance of its own, and what it does alone is compared with a reference
 from lbyl.statistics.moments import Moments
+
+# private: the same
 from lbyl.statistics.running_stats import Known, matched_alike
 
 

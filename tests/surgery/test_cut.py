@@ -2,68 +2,170 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import lbyl
-from lbyl.surgery.cut import cut, sliced, weightless_copy
-from lbyl.surgery.indices import consumers_cut, kept_indices, kept_mask, pruned_of, take
-from support.networks import build, example, fingerprint
+from lbyl.surgery.indices import pruned_of
+from support.networks import Beside, build, example, fingerprint
 
-KEPT = {"0": torch.tensor([0, 3, 4, 9])}
+conv = nn.Conv2d
 
 
-def test_kept_channels_become_indices_of_every_axis_that_carries_them() -> None:
-    graph = lbyl.trace(build("chain"), example("chain"))
-    indices = kept_indices(graph, KEPT)
-    touched = {("0.weight", 0), ("3.weight", 1)}
-    touched |= {(f"1.{part}", 0) for part in ("weight", "bias", "running_mean", "running_var")}
-    assert indices.keys() == touched
-    assert all(torch.equal(kept, KEPT["0"]) for kept in indices.values())
-    assert [consumer.name for consumer in consumers_cut(graph, indices)] == ["3"]
-    mask = kept_mask(graph, KEPT)
-    assert int(mask.sum()) == len(mask) - 6  # of the other unit nothing is pruned
+def cut(model: nn.Module, x: Tensor, kept: dict[str, list[int]], **options: Any) -> Any:
+    graph = lbyl.trace(model, x, **options)
+    sizes = {name: graph[name].channels for name in kept}
+    plan = lbyl.Plan({name: torch.tensor(k) for name, k in kept.items()}, sizes)
+    return lbyl.compress(model, x, plan, method="none", **options).model
+
+
+def test_a_cut_is_a_copy_with_true_attributes() -> None:
+    model, kept = build("chain"), [0, 3, 4, 9]
+    before = fingerprint(model)
+    slim = cut(model, example("chain"), {"0": kept})
+    assert (slim[0].out_channels, slim[1].num_features, slim[3].in_channels) == (4, 4, 4)
+    assert torch.equal(slim[0].weight, model[0].weight[kept])
+    assert torch.equal(slim[3].weight, model[3].weight[:, kept])
+    for part in ("weight", "bias", "running_mean", "running_var"):
+        assert torch.equal(getattr(slim[1], part), getattr(model[1], part)[kept])
+    own = {p.data_ptr() for p in model.parameters()}
+    assert not own & {p.data_ptr() for p in slim.parameters()}
+    assert fingerprint(model) == before
+    assert pruned_of(10, torch.tensor(kept)).tolist() == [1, 2, 5, 6, 7, 8]
 
 
 def test_columns_behind_a_flatten_follow_their_channel() -> None:
     model = build("flattened")
-    graph = lbyl.trace(model, example("flattened"))
-    indices = kept_indices(graph, {"0": torch.tensor([1, 6])})
-    assert indices["5.weight", 1].tolist() == [*range(16, 32), *range(96, 112)]
-    assert take(model[5].weight, "5.weight", indices).shape == (5, 32)
+    slim = cut(model, example("flattened"), {"0": [1, 6]})
+    columns = [*range(16, 32), *range(96, 112)]
+    assert torch.equal(slim[5].weight, model[5].weight[:, columns])
+    assert (slim[5].in_features, slim[5].out_features) == (32, 5)
 
 
-def test_pruned_channels_are_the_others() -> None:
-    assert pruned_of(5, torch.tensor([0, 3])).tolist() == [1, 2, 4]
-    assert pruned_of(3, torch.arange(3)).tolist() == []
+class Conv1D(nn.Module):
+    """As Hugging Face's GPT-2 has it: the weight is (inputs, outputs)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.ones(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        return out.view(*x.shape[:-1], self.nf)
 
 
-def test_a_cut_is_a_copy_with_true_attributes() -> None:
-    model = build("chain")
-    before = fingerprint(model)
-    graph = lbyl.trace(model, example("chain"))
-    slim = cut(model, sliced(model, kept_indices(graph, KEPT)))
-    assert (slim[0].out_channels, slim[1].num_features, slim[3].in_channels) == (4, 4, 4)
-    assert torch.equal(slim[0].weight, model[0].weight[KEPT["0"]])
-    assert torch.equal(slim[3].weight, model[3].weight[:, KEPT["0"]])
-    own = {p.data_ptr() for p in model.parameters()}
-    assert not own & {p.data_ptr() for p in slim.parameters()}
-    assert fingerprint(model) == before
+plain = {"affine": False}
+# Layers, kept channels of the first, and what the attributes of the others are afterwards.
+TOLD: dict[str, tuple[list[nn.Module], list[int], dict[str, int]]] = {
+    "depthwise": ([conv(3, 8, 1), conv(8, 8, 3, groups=8), conv(8, 4, 1)], [2, 5, 7],
+                  {"1.groups": 3, "1.in_channels": 3, "1.out_channels": 3, "2.in_channels": 3}),
+    "multiplied": ([conv(3, 8, 1), conv(8, 16, 3, groups=8), conv(16, 4, 1)], [2, 5, 7],
+                   {"1.groups": 3, "1.in_channels": 3, "1.out_channels": 6, "2.in_channels": 6}),
+    "grouped": ([conv(3, 12, 1), conv(12, 8, 3, groups=4), conv(8, 4, 1)], [0, 1, 3],
+                {"0.out_channels": 9, "1.groups": 3, "1.in_channels": 9, "1.out_channels": 6}),
+    "transposed": ([nn.ConvTranspose2d(3, 8, 2), nn.ReLU(), nn.ConvTranspose2d(8, 5, 3)], [1, 4, 7],
+                   {"0.in_channels": 3, "0.out_channels": 3, "2.in_channels": 3,
+                    "2.out_channels": 5}),
+    "grouped transposed": ([conv(3, 8, 1), nn.ConvTranspose2d(8, 12, 2, groups=4), conv(12, 2, 1)],
+                           [0, 2, 3], {"1.groups": 3, "1.in_channels": 6, "1.out_channels": 9}),
+    "without weights": ([conv(3, 8, 1), nn.BatchNorm2d(8, **plain), conv(8, 2, 1)], [0, 5],
+                        {"1.num_features": 2}),
+    "of the batch": ([conv(3, 8, 1), nn.BatchNorm2d(8, track_running_stats=False), conv(8, 2, 1)],
+                     [0, 5], {"1.num_features": 2}),
+    "group norm": ([conv(3, 12, 1), nn.GroupNorm(4, 12), nn.ReLU(), conv(12, 2, 1)], [0, 2],
+                   {"1.num_channels": 6, "1.num_groups": 2, "3.in_channels": 6}),
+    "slopes": ([conv(3, 8, 1), nn.PReLU(8), conv(8, 2, 1)], [1, 2, 6], {"1.num_parameters": 3}),
+    "turned": ([Conv1D(8, 6), nn.GELU(), Conv1D(5, 8)], [1, 2, 6],
+               {"0.nf": 3, "0.nx": 6, "2.nf": 5, "2.nx": 3}),
+    "linear": ([nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)], [1, 2, 6],
+               {"0.in_features": 6, "0.out_features": 3, "2.in_features": 3, "2.out_features": 5}),
+}  # fmt: skip
 
 
-def test_groups_follow_a_depthwise_layer() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 4, 1)
-    )
-    graph = lbyl.trace(model, torch.zeros(1, 3, 6, 6))
-    slim = cut(model, sliced(model, kept_indices(graph, {"0": torch.tensor([2, 5, 7])})))
-    assert (slim[2].groups, slim[2].in_channels, slim[2].out_channels) == (3, 3, 3)
-    assert slim(torch.zeros(1, 3, 6, 6)).shape == (1, 4, 4, 4)
+@pytest.mark.parametrize("name", TOLD)
+def test_attributes_tell_the_sizes_that_tensors_have(name: str) -> None:
+    layers, kept, told = TOLD[name]
+    model = nn.Sequential(*layers).double().eval()
+    x = torch.randn(2, 6) if name in ("turned", "linear") else torch.randn(2, 3, 6, 6)
+    slim = cut(model, x.double(), {"0": kept})
+    found = {attribute: _attribute(slim, attribute) for attribute in told}
+    assert found == told and slim(x.double()).shape == model(x.double()).shape
 
 
-def test_a_copy_without_weights_has_the_shapes_alone() -> None:
-    model = build("chain")
-    graph = lbyl.trace(model, example("chain"))
-    shell = weightless_copy(model, kept_indices(graph, KEPT))
-    assert shell[0].weight.shape == (4, 3, 3, 3) and shell[3].weight.shape == (8, 4, 3, 3)
-    assert shell[0].weight.untyped_storage().nbytes() == 4  # a single number
+def _attribute(model: nn.Module, path: str) -> int:
+    module, name = path.split(".")
+    return int(getattr(model.get_submodule(module), name))
+
+
+@lbyl.criteria.register("these")
+@dataclass(frozen=True)
+class These(lbyl.criteria.Criterion):
+    """Keeps channels by name."""
+
+    kept: tuple[int, ...] = ()
+
+    def select(self, weights: Any, count: int, statistics: Any) -> Tensor:
+        return torch.tensor(self.kept)
+
+
+WORTH = [1.0, 2, 9, 3, 5, 5, 8, 1, 7, 6, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("worth", "kept", "complete"),
+    [
+        (WORTH, (1, 5, 9), [1, 5, 9]),  # what leaves no layer empty stays as it is
+        (WORTH, (6, 7, 8, 9), [2, 6, 8, 9]),  # nothing of the left: its 2 comes in, and 7 goes
+        (list(range(12)), (5,), [3, 5]),  # where every kept one is needed there is one more
+    ],
+)
+def test_every_layer_keeps_a_channel_that_it_needs(
+    worth: list[float], kept: tuple[int, ...], complete: list[int]
+) -> None:
+    model = Beside()
+    made = torch.zeros(12, 6)
+    made[:, 0] = torch.tensor(worth)  # the norms of what makes a channel of the sum
+    for layer, own in ((model.left, made[:4]), (model.right, made[4:]), (model.sum, 0 * made)):
+        layer.weight.data.copy_(own)
+    prepared = lbyl.prepare(model, torch.zeros(2, 6), residual=True)
+    (unit,) = prepared.graph.units
+    plan = prepared.plan(1 - len(kept) / 12, criterion=These(kept), method="none")
+    assert plan.kept[unit.name].tolist() == complete
+
+
+# ------------------------------------------------------------- precision and order of memory
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        conv(3, 12, 3, bias=False), nn.BatchNorm2d(12), nn.ReLU(), conv(12, 10, 3, bias=False),
+        nn.BatchNorm2d(10), nn.ReLU(), conv(10, 6, 3), nn.Flatten(), nn.Linear(24, 4),
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_comes_back_in_the_precision_it_had(dtype: torch.dtype) -> None:
+    model = network().to(dtype)
+    result = lbyl.compress(model, torch.zeros(2, 3, 8, 8, dtype=dtype), 0.5, data=32)
+    before, after = ({n: t.dtype for n, t in m.state_dict().items()} for m in (model, result.model))
+    assert before == after
+    x = torch.randn(2, 3, 8, 8, dtype=dtype)
+    assert result.model(x).dtype == dtype and bool(result.model(x).isfinite().all())
+
+
+def test_weights_with_channels_innermost_come_back_so() -> None:
+    model = network()
+    plain = lbyl.compress(model, torch.zeros(2, 3, 8, 8), {"*": 0.5}, data=32).model
+    model = model.to(memory_format=torch.channels_last)
+    slim = lbyl.compress(model, torch.zeros(2, 3, 8, 8), {"*": 0.5}, data=32).model
+    for name, weight in slim.named_parameters():
+        if weight.dim() == 4:
+            assert weight.is_contiguous(memory_format=torch.channels_last), name
+    assert plain[3].weight.is_contiguous()
+    x = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(slim(x), plain(x), rtol=1e-3, atol=1e-4)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lbyl
-from lbyl.torchkit.attention import SlimMultiheadAttention
 from support.attention import HEADS, KINDS, SIZE, Kernel, block, silenced
 
 UNITS = ("heads", "qk", "v")
@@ -60,22 +60,17 @@ def test_nothing_pruned_changes_nothing(kind: str) -> None:
     assert torch.equal(result.model(x), model(x))
 
 
-def test_heads_are_cut_for_good_where_the_code_runs_with_fewer() -> None:
+def test_heads_are_cut_for_good_unless_the_code_has_sizes_written_into_it() -> None:
     model, x = block("kernel")
     result = lbyl.compress(model, x, {"*:heads": 0.3}, method="none", criterion="l2")
     attention = result.model.attention
-    assert isinstance(attention, Kernel)
+    assert isinstance(attention, Kernel) and type(attention.q) is nn.Linear
     assert (attention.num_heads, attention.head_dim) == (2, SIZE)
     assert attention.q.out_features == attention.out.in_features == 2 * SIZE
-    assert type(attention.q) is nn.Linear
-
-
-def test_sizes_written_into_code_stay_and_layers_are_masked_instead() -> None:
     model, x = block("written")
-    graph = lbyl.trace(model, x, include="*:heads")
-    assert graph.units[0].masked
     result = lbyl.compress(model, x, {"*:heads": 0.3}, method="none", criterion="l2")
     qkv = result.model.attention.qkv
+    assert result.graph.units[0].masked
     assert qkv.out_features == 3 * 2 * SIZE and f"of {3 * HEADS * SIZE} outputs" in repr(qkv)
 
 
@@ -84,27 +79,18 @@ def test_torchs_attention_becomes_a_slim_one_of_its_class() -> None:
     ratios = {"*:heads": 0.3, "*:qk": 0.5, "*:v": 0.25}
     result = lbyl.compress(model, x, ratios, method="none", criterion="l2")
     attention = result.model.attention.attention
-    assert isinstance(attention, SlimMultiheadAttention | nn.MultiheadAttention)
     assert (attention.num_heads, attention.head_dim) == (2, 2)
     assert attention.in_proj_weight.shape[0] == 2 * (2 + 2 + 3)
     assert attention.out_proj.in_features == 2 * 3
 
 
-def test_a_plain_ratio_leaves_attention_alone() -> None:
+def test_attention_is_pruned_where_it_is_asked_for_by_a_pattern_that_fits() -> None:
     model, x = block("kernel")
     assert not [unit for unit in lbyl.trace(model, x) if unit.kind != "channels"]
-
-
-def test_a_pattern_that_fits_no_attention_is_refused() -> None:
-    model, x = block("kernel")
-    with pytest.raises(lbyl.LbylError, match="fits no attention"):
-        lbyl.trace(model, x, include="*:head")
-
-
-def test_a_unit_of_attention_can_be_excluded() -> None:
-    model, x = block("kernel")
     graph = lbyl.trace(model, x, include=ALL, exclude="*:qk")
     assert [unit.kind for unit in graph] == ["heads", "v"]
+    with pytest.raises(lbyl.LbylError, match="fits no attention"):
+        lbyl.trace(model, x, include="*:head")
 
 
 def test_normalised_queries_go_by_whole_heads() -> None:
@@ -125,16 +111,46 @@ def test_normalised_queries_go_by_whole_heads() -> None:
     assert "zeros" in graph.unprunable[":qk"]
 
 
-def test_layers_with_encoders_of_torch_keep_their_output(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(12, 3, 16, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
-    x = torch.randn(2, 5, 12).double()
-    prepared = lbyl.prepare(model, x, include=["*", "*:heads", "*:qk"])
-    result = prepared.compress(0.4, method="none", criterion="l2")
+def test_layers_of_torchs_encoder_are_cut_exactly_and_alike_within_a_uniform_budget() -> None:
+    layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).double().eval()
     with torch.no_grad():
-        reference = silenced(model, prepared.graph, result.plan.kept)
-        assert torch.allclose(result.model(x), reference(x), atol=1e-12)
+        for i, each in enumerate(model.layers):
+            each.linear2.weight *= 3.0**i
+    x = torch.randn(16, 5, 12).double()
+    prepared = lbyl.prepare(model, x, include=["*", "*:heads", "*:qk"], data=x)
+    result = prepared.compress(lbyl.Budget(params=0.8, uniform=True))
+    widths = [len(k) for n, k in result.plan.kept.items() if n.endswith("linear1")]
+    assert len(widths) == 3 and len(set(widths)) == 1
+    assert result.after.parameters <= 0.8 * result.before.parameters
+    with torch.no_grad():
+        cut = prepared.compress(result.plan, method="none").model
+        wanted = silenced(model, prepared.graph, result.plan.kept)(x)
+        assert torch.allclose(cut(x), wanted, atol=1e-12)
+    with pytest.raises(lbyl.LbylError, match="uniform"):
+        lbyl.Budget(params=0.8, uniform=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", ["far", "twice", "fewer", "sizes"])
+def test_a_layout_that_cannot_be_is_refused(change: str, tmp_path: Path) -> None:
+    model, x = block("torch" if change == "sizes" else "written")
+    fresh = copy.deepcopy(model)
+    lbyl.save(lbyl.compress(model, x, {"*:qk": 0.5}, method="none", criterion="l2"), tmp_path)
+    path = tmp_path / "model.safetensors"
+    values = load_file(path)
+    name = next(n for n, v in values.items() if not v.is_floating_point())
+    old = values[name]
+    values[name] = {
+        "far": torch.cat([old[:-2], old[-1:] + 5, old[-1:]]),
+        "twice": torch.cat([old[:1], old[:1], old[2:]]),
+        "fewer": old[1:],
+        "sizes": old + 1,
+    }[change]
+    save_file({n: v.contiguous() for n, v in values.items()}, path, {"format": "pt"})
+    before = copy.deepcopy(fresh.state_dict())
+    with pytest.raises(lbyl.LbylError, match="damaged"):
+        lbyl.load(tmp_path, model=fresh)
+    assert all(torch.equal(v, before[n]) for n, v in fresh.state_dict().items())
 
 
 def test_single_query_heads_go_where_several_share_keys_and_values(tmp_path: Path) -> None:

@@ -52,10 +52,8 @@ def test_experts_in_one_tensor_have_a_reason() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.up, self.down = (
-                nn.Parameter(torch.randn(3, *shape)) for shape in ((10, 6), (6, 10))
-            )
-            self.router = nn.Linear(6, 3)
+            self.up = nn.Parameter(torch.randn(3, 10, 6))
+            self.down, self.router = nn.Parameter(torch.randn(3, 6, 10)), nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             chosen = self.router(x).argmax(-1)
