@@ -56,8 +56,8 @@ def test_a_sweep_has_a_row_for_every_combination_and_says_what_came_of_it(
     made = grid(subject, 0.25, 0.5, methods_named=["echo", "none"], seeds=[0, 1])
     rows = sweep(made, SETTING, store, Engine(jobs=1))
     assert len(made) == len(rows) == 8
-    asked = [{(r["amount"], r["method"], r["seed"]) for r in rows}]
-    assert asked == [{(p.amount, p.method, p.seed) for p in made}]
+    asked = {(p.amount, p.method, p.seed) for p in made}
+    assert {(row["amount"], row["method"], row["seed"]) for row in rows} == asked
     for row in rows:
         assert 0 < row["macs"] < row["macs_before"]
         assert 0 < row["parameters"] < row["parameters_before"]
@@ -226,8 +226,7 @@ def test_a_worker_of_a_cluster_may_be_killed_and_no_row_is_lost_or_there_twice(
     assert len(rows) == len(made) == 12
     assert {row["key"] for row in rows} == {point.key(SETTING) for point in made}
     assert all(row["failed"] is None and row["macs"] for row in rows)
-    # Told once for every row: none was finished twice.
-    assert [done for stage, done in stages if stage == "sweeping"] == list(range(13))
+    assert [n for stage, n in stages if stage == "sweeping"] == list(range(13))  # none came twice
     computed_by = {int(row["worker"].rpartition(":")[2]) for row in rows}
     assert computed_by <= {worker.pid for worker in workers}
     assert workers[1].pid in computed_by
