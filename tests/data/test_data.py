@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import pickle
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -100,14 +99,11 @@ SQUARE = np.zeros((2, 4, 4, 3), np.uint8)
 BAD_NPZ: list[tuple[str, dict[str, Any]]] = [
     ("needs 'images'", {"labels": np.arange(2)}),
     ("uint8", {"images": np.zeros((2, 4, 4, 3))}),
-    ("uint8", {"images": np.zeros((2, 3, 4, 4), np.uint8)}),
     ("2 images", {"images": SQUARE, "labels": np.arange(3)}),
     ("integers", {"images": SQUARE, "labels": np.ones(2)}),
     ("negative", {"images": SQUARE, "labels": np.array([0, -1])}),
     ("not a readable", {"images": np.array([{}, {}], dtype=object)}),
     ("no pixels", {"images": np.zeros((3, 0, 0, 3), np.uint8)}),
-    ("offsets", {"jpeg": FLAT}),
-    ("rise", {"jpeg": FLAT, "offsets": np.array([0, 10])}),
     ("rise", {"jpeg": FLAT, "offsets": np.array([0, 5, 2], np.uint64)}),
     ("flat", {"jpeg": np.zeros((3, 3), np.uint8), "offsets": np.array([0, 2])}),
     ("image 0 is not a readable picture", {"jpeg": FLAT, "offsets": np.array([0, 9])}),
@@ -115,10 +111,10 @@ BAD_NPZ: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "arrays"), BAD_NPZ)
-def test_bad_npz_is_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
-    np.savez_compressed(tmp_path / "a.npz", **arrays)
-    refused(tmp_path / "a.npz", message)
+def test_bad_npz_is_refused(tmp_path: Path) -> None:
+    for message, arrays in BAD_NPZ:
+        np.savez_compressed(tmp_path / "a.npz", **arrays)
+        refused(tmp_path / "a.npz", message)
 
 
 def test_files_of_no_kind_bad_arguments_and_empty_folders_are_refused(tmp_path: Path) -> None:
@@ -174,29 +170,26 @@ def by_channel(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), -1))
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_cifar10(tmp_path: Path, protocol: int) -> None:
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_cifar10_and_100(tmp_path: Path, protocol: int) -> None:
     folder, images = tmp_path / "cifar-10-batches-py", pixels(12, side=32)
     for i, name in enumerate(["test_batch", *(f"data_batch_{n}" for n in range(1, 6))]):
         part = {b"data": by_channel(images[2 * i : 2 * i + 2]), b"labels": [i, 9 - i]}
         write(folder / name, pickle.dumps(part, protocol))
-    names = {b"label_names": [b"c%d" % i for i in range(10)]}
-    write(folder / "batches.meta", pickle.dumps(names, 2))
+    write(folder / "batches.meta", pickle.dumps({b"label_names": [b"a"] * 9 + [b"b"]}, 2))
     test, train = load(tmp_path), load(folder, split="train")
     assert np.array_equal(stack(test), images[:2]) and np.array_equal(stack(train), images[2:])
-    assert labels(train) == [1, 8, 2, 7, 3, 6, 4, 5, 5, 4]
-    assert test.classes == tuple(f"c{i}" for i in range(10))
-
-
-def test_cifar100_by_columns_and_files_of_python_2(tmp_path: Path) -> None:
-    images = pixels(3, side=32)
-    part = {"fine_labels": [99, 0, 5], "coarse_labels": [1, 2, 3]}
-    part["data"] = np.asfortranarray(by_channel(images))  # type: ignore[assignment]
-    write(tmp_path / "100" / "cifar-100-python" / "test", pickle.dumps(part))
+    assert labels(train) == [1, 8, 2, 7, 3, 6, 4, 5, 5, 4] and test.classes == ("a",) * 9 + ("b",)
+    columns = np.asfortranarray(by_channel(images))
+    hundred = {"data": columns, "fine_labels": [*range(88, 100)], "coarse_labels": [1] * 12}
+    write(tmp_path / "100" / "cifar-100-python" / "test", pickle.dumps(hundred, protocol))
     data = load(tmp_path / "100")
     assert np.array_equal(stack(data), images) and data.class_count == 100
+
+
+def test_cifar_of_python_2_is_read(tmp_path: Path) -> None:
     # The opcodes of the official files: byte strings as Python 2 wrote them, protocol 2.
-    raw = by_channel(images[:1]).tobytes()
+    raw = by_channel(pixels(1, side=32)).tobytes()
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
         b"(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
@@ -205,7 +198,8 @@ def test_cifar100_by_columns_and_files_of_python_2(tmp_path: Path) -> None:
     array += len(raw).to_bytes(4, "little") + raw + b"tb"
     content = b"\x80\x02}(U\x04data" + array + b"U\x06labels](K\x07eu."
     write(tmp_path / "cifar-10-batches-py" / "test_batch", content)
-    assert np.array_equal(stack(load(tmp_path)), images[:1]) and labels(load(tmp_path)) == [7]
+    assert stack(load(tmp_path)).tobytes() == pixels(1, side=32).tobytes()
+    assert labels(load(tmp_path)) == [7]
 
 
 class Runs:
@@ -218,11 +212,9 @@ class Runs:
 ROW = np.zeros((2, 3072), np.uint8)
 BAD_CIFAR: list[tuple[Any, str]] = [
     ([1], "dictionary"),
-    ({"labels": [1]}, "no array"),
     ({"data": np.zeros((2, 3072)), "labels": [1, 2]}, "unsigned bytes"),
     ({"data": np.array([[1, {}]], dtype=object), "labels": [1]}, "unsigned bytes"),
     ({"data": np.zeros((2, 100), np.uint8), "labels": [1, 2]}, "3072"),
-    ({"data": ROW, "labels": ["a", "b"]}, "integers"),
     ({"data": ROW, "labels": [1, 2**70]}, "integers"),
     ({"data": ROW, "labels": [1]}, "2 images"),
     ({"data": Runs(), "labels": []}, r"mkdir.*refused"),
@@ -232,15 +224,15 @@ BAD_CIFAR: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "message"), BAD_CIFAR)
 def test_bad_cifar_is_refused_and_never_run(
-    tmp_path: Path, value: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
-    content = value if isinstance(value, bytes) else pickle.dumps(value, 2)
-    write(folder / "test_batch", content)
-    refused(tmp_path, message)
+    for value, message in BAD_CIFAR:
+        content = value if isinstance(value, bytes) else pickle.dumps(value, 2)
+        write(folder / "test_batch", content)
+        refused(tmp_path, message)
     refused(tmp_path, "data_batch_1", split="train")
     assert not Path("made-by-a-pickle").exists()
     write(folder / "test_batch", pickle.dumps({"data": ROW, "labels": [1, 2]}))
@@ -281,22 +273,7 @@ def test_pictures_are_resized_as_torchvision_does_it_and_never_blown_up(tmp_path
     assert np.array_equal(stack(load(tmp_path / "usual", size=28)), [expected, image[:28, :28]])
     for shape in ((60_000, 1, 3), (1, 60_000, 3)):
         write(tmp_path / "thin" / "a.png", encoded(np.zeros(shape, np.uint8)))
-        np.savez(tmp_path / "thin.npz", images=np.zeros((1, *shape), np.uint8))
-        for path in (tmp_path / "thin", tmp_path / "thin.npz"):
-            refused(path, "more than 64,000,000 pixels", size=224)
-
-
-def test_only_pictures_and_cifar_need_torchvision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    np.savez(tmp_path / "a.npz", images=pixels(2))
-    assert len(stack(load(tmp_path / "a.npz"))) == 2
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    for path, size in ((tmp_path, None), (Path(__file__).parent, None), (tmp_path / "a.npz", 3)):
-        refused(path, r"torchvision: pip install lbyl\[vision\]", size=size)
+        refused(tmp_path / "thin", "more than 64,000,000 pixels", size=224)
 
 
 def test_digits_split_is_fixed_and_disjoint() -> None:
@@ -317,30 +294,8 @@ def test_batches_are_normalised_cover_everything_once_and_respect_the_limit() ->
     assert np.allclose(torch.cat([batch for batch, _ in parts]).numpy(), expected, atol=1e-6)
     limited = torch.cat([part for _, part in data.batches(4, *ONE, limit=6) if part is not None])
     assert limited.tolist() == [0, 1, 2, 3, 4, 5] and limited.dtype == torch.int64
-    for mean, std, size, limit, message in (
-        (*ONE, 0, 1, "batch_size"), (*ONE, 1, 0, "limit"), ((0.0,), (0.0,), 1, 1, "std"),
-        ((0.0, 0.0), (1.0, 1.0), 1, 1, "3 channel"),
-    ):  # fmt: skip
-        with pytest.raises(LbylError, match=message):
-            next(data.batches(size, mean, std, limit=limit))
-
-
-class Counted(list[Any]):
-    """A source that remembers how often it was asked."""
-
-    asked = 0
-
-    def __getitem__(self, index: Any, /) -> Any:
-        self.asked += 1
-        return super().__getitem__(index)
-
-
-def test_decoding_streams_and_stops_with_the_reader() -> None:
-    source = Counted(pixels(100))
-    batches = ImageSet(source, None).batches(5, *ONE)
-    assert next(batches)[0].shape == (5, 3, 4, 4)
-    batches.close()  # type: ignore[attr-defined]
-    assert source.asked <= 11
+    with pytest.raises(LbylError, match="3 channel"):
+        next(data.batches(1, (0.0, 0.0), (1.0, 1.0)))
 
 
 def test_subset_is_seeded_and_keeps_labels_with_images() -> None:
@@ -409,25 +364,6 @@ def test_images_or_labels_that_do_not_fit_the_network_are_refused() -> None:
         with pytest.raises(LbylError, match=message):
             accuracy(model, data, *ONE)
     lenet, data = zoo.create("lenet300_100_fashionmnist"), ImageSet(pixels(9, 28, 1), np.arange(9))
-    assert 0 <= evaluate("lenet300_100_fashionmnist", lenet, data) <= 100
-    assert 0 <= evaluate(zoo.info("lenet300_100_fashionmnist"), lenet, data, limit=3) <= 100
-    for name, images, message in (
-        ("lenet300_100_fashionmnist", numbered(10, 10), "reads"),
-        ("vgg16_cifar10", data, "size=32"),
-    ):
-        with pytest.raises(LbylError, match=message):
-            evaluate(name, lenet, images)
-
-
-@pytest.mark.slow
-def test_real_files(shared: Path) -> None:
-    for file, count, shape, classes in (
-        ("cifar10_test.npz", 10_000, (3, 32, 32), 10),
-        ("cifar100_train.npz", 50_000, (3, 32, 32), 100),
-        ("imagenet_val1000.npz", 1_000, (3, 224, 224), 1000),
-        ("t10k-images-idx3-ubyte.gz", 10_000, (1, 28, 28), 10),
-    ):
-        data = load(shared / "data" / file)
-        assert (len(data), data.image_shape, data.class_count) == (count, shape, classes)
-        images, _ = next(data.batches(20, *ONE))
-        assert images.shape == (20, *shape) and 0.1 < float(images.mean()) < 0.9
+    assert 0 <= evaluate("lenet300_100_fashionmnist", lenet, data, limit=3) <= 100
+    with pytest.raises(LbylError, match="size=32"):
+        evaluate("vgg16_cifar10", lenet, data)

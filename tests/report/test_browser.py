@@ -137,12 +137,3 @@ def test_tabs_go_by_keyboard_and_by_address_and_tables_are_sorted(visit: Any, re
     assert cells == sorted(cells) != []
     page.goto(report.as_uri() + "#delivery")
     assert page.locator("#delivery").is_visible()
-
-
-def test_on_paper_everything_is_open(visit: Any) -> None:
-    page = visit(theme="dark")
-    page.emulate_media(media="print")
-    assert page.locator("section:visible").count() == len(TABS)
-    assert page.locator("nav").is_hidden()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    page.screenshot(path=str(PICTURES / "print.png"), full_page=True)
