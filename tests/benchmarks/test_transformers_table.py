@@ -43,13 +43,12 @@ def test_scores_follow_the_published_formulas(prepared: lbyl.Prepared) -> None:
     for kind, wanted in (("wanda", wanda), ("flap", flap)):
         got = table.neuron_scores(prepared.model, prepared.statistics(), kind)["mlp_down"]
         assert torch.allclose(got, wanted, rtol=1e-4)
-        plan = table.selected(prepared, 0.5, kind)
-        assert set(plan.kept["mlp_up"].tolist()) == set(wanted.topk(4).indices.tolist())
+        kept = table.selected(prepared, 0.5, kind).kept["mlp_up"]
+        assert set(kept.tolist()) == set(wanted.topk(4).indices.tolist())
 
 
 def test_slicing_keeps_the_leading_axes(prepared: lbyl.Prepared) -> None:
-    x, model = hidden(prepared), prepared.model
-    weight = model.get_parameter("mlp_down.weight").detach().double()
+    x, weight = hidden(prepared), prepared.model.get_parameter("mlp_down.weight").double()
     whole = table.sliced(prepared, 0.0).get_parameter("mlp_down.weight").double()
     assert torch.allclose(whole, weight, atol=1e-5)
     half = table.sliced(prepared, 0.5).get_parameter("mlp_down.weight").detach().double()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,16 +61,32 @@ def small(file: str) -> list[str]:
 Run = Callable[..., Any]
 
 
+def invoked(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result
+
+
 @pytest.fixture
 def run() -> Run:
     """Run a command in this process and return what came of it."""
+    return invoked
 
-    def invoke(*arguments: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(app, [str(a) for a in arguments])
-        assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-        return result
 
-    return invoke
+@pytest.fixture(scope="session")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped network of the zoo without half of its channels, made once; not to be changed."""
+    out = tmp_path_factory.mktemp("compressed") / "out"
+    measured = ["--test", "digits", "--limit", "100"] if importlib.util.find_spec("sklearn") else []
+    settings = ["--weights", "shipped", "--ratio", "0.5", "--data", "64", *measured]
+    invoked("compress", "lbyl:digits", *settings, "--out", out)
+    return out
+
+
+@pytest.fixture
+def slim(compressed: Path, tmp_path: Path) -> Path:
+    """A directory like it, to do with as a test likes."""
+    return Path(shutil.copytree(compressed, tmp_path / "slim"))
 
 
 @pytest.fixture

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import lbyl
-from lbyl.cli.app import COMMANDS, load_command
 from lbyl.models import resolve
-from lbyl.planning.task import DEFAULT_RATIO
 
 QUICK = ["--ratio", "*=0.3", "--criterion", "l2", "--data", "16", "--no-report"]
 
@@ -68,35 +67,20 @@ def test_a_language_model_of_transformers(run: Any, tmp_path: Path) -> None:
     assert slim(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 64)
 
 
-def test_a_checkpoint_of_a_trainer_is_read_by_every_command(run_json: Any, tmp_path: Path) -> None:
-    network = resolve("lbyl:digits", "shipped")
-    state = {f"model.{name}": x for name, x in network.model.state_dict().items()}
-    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "last.ckpt")
-    test = ["--test", "digits", "--limit", "100"]
-    given = run_json("evaluate", "lbyl:digits", "--weights", tmp_path / "last.ckpt", *test)
-    assert given["accuracy"] == run_json(
-        "evaluate", "lbyl:digits", "--weights", "shipped", *test
-    )["accuracy"]  # fmt: skip
-    arguments = ["--weights", tmp_path / "last.ckpt", "--method", "lbyl", *test]
-    assert run_json("compress", "lbyl:digits", *arguments)["accuracy"]["original"] > 90
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"  # is held to the program
 
 
-def test_options_mean_the_same_in_every_command() -> None:
-    defaults: dict[str, set[Any]] = {}
-    for name in COMMANDS:
-        for parameter in load_command(name).params:
-            if parameter.name in ("device", "threads", "quiet", "json", "debug", "weights"):
-                defaults.setdefault(parameter.name, set()).add(str(parameter.default))
-    assert {name: len(values) for name, values in defaults.items() if len(values) > 1} == {}
-    assert defaults["device"] == {"auto"}
-
-
-def test_the_ratio_that_holds_where_none_is_given_is_in_the_help() -> None:
-    (ratio,) = (p for p in load_command("compress").params if p.name == "ratio")
-    assert f"{DEFAULT_RATIO:g} (the default)" in ratio.help
-
-
-# --------------------------------------------------------------------------------------- detectors
+def test_options_mean_the_same_in_every_command_and_the_default_ratio_is_told(
+    run_json: Any, small: list[str]
+) -> None:
+    text = REFERENCE.read_text()
+    for option in ("device", "threads", "quiet", "json", "debug", "weights"):
+        rows = re.findall(rf"^\| `--{option}\b.*", text, re.M)
+        assert len(rows) > 3 and len({row.partition("Default:")[2] for row in rows}) == 1, rows
+    (ratio,) = re.findall(r"([\d.]+) \(the default\)", text)
+    plain = ["compress", *small, "--method", "none"]
+    ours, theirs = run_json(*plain), run_json(*plain, "--ratio", ratio)
+    assert ours["rows"] == theirs["rows"]
 
 
 def test_a_detector_is_compressed_and_opened_by_its_own_package(
@@ -114,58 +98,3 @@ def test_a_detector_is_compressed_and_opened_by_its_own_package(
     assert "boxes agree in class and place" in " ".join(shown.stdout.split())
     slim, alone = lbyl.load("slim"), ultralytics.YOLO("slim/yolo.pt").model
     assert count(slim) == count(alone) < 0.85 * count(resolve(name[0]).model)
-
-
-# ----------------------------------------------------------------------------------- segmentation
-
-
-def discs(seed: int, side: int = 64) -> tuple[Tensor, Tensor]:
-    """An image of a disc (1) and a square (2) on noisy ground (0), and which pixel is which."""
-    generator = torch.Generator().manual_seed(seed)
-    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    (a, b, c, d), r = torch.randint(14, side - 14, (4,), generator=generator).tolist(), 10
-    disc, square = (x - a) ** 2 + (y - b) ** 2 < r * r, (x - c).abs().max((y - d).abs()) < r
-    labels = torch.where(square, 2, torch.where(disc, 1, 0))
-    colours = torch.tensor([[0.2, 0.2, 0.2], [1.0, 0.6, 0.2], [0.2, 0.6, 1.0]])
-    noise = 0.3 * torch.randn(3, side, side, generator=generator)
-    return noise + colours[labels].permute(2, 0, 1), labels
-
-
-def drawn(seeds: range) -> tuple[Tensor, Tensor]:
-    pairs = [discs(seed) for seed in seeds]
-    return torch.stack([image for image, _ in pairs]), torch.stack([labels for _, labels in pairs])
-
-
-@pytest.mark.slow
-def test_a_trained_segmenter_keeps_what_it_learned(run_json: Any, tmp_path: Path) -> None:
-    smp = pytest.importorskip("segmentation_models_pytorch")
-    torch.manual_seed(0)
-    model = smp.Unet(
-        "resnet18", encoder_weights=None, classes=3, decoder_channels=(64, 32, 16, 16, 8)
-    )
-    best = torch.optim.Adam(model.parameters(), 2e-3)
-    for step in range(60):
-        images, labels = drawn(range(8 * step, 8 * step + 8))
-        best.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        best.step()
-    model.eval().save_pretrained(tmp_path / "whole")
-    images, labels = drawn(range(10_000, 10_032))
-
-    def correct(network: nn.Module) -> float:
-        """The mean over classes of pixels that are found."""
-        with torch.no_grad():
-            found = network(images).argmax(1)
-        return float(
-            torch.stack([(found[labels == k] == k).float().mean() for k in range(3)]).mean()
-        )
-
-    truth = {"whole": correct(model)}
-    assert truth["whole"] > 0.85
-    for method, more in (("none", []), ("echo", ["--data", "64"])):
-        arguments = ["--ratio", "*=0.3", "--criterion", "l2", "--method", method, "--no-report"]
-        size = ["--input-size", "64", "--out", tmp_path / method]
-        told = run_json("compress", f"smp:{tmp_path / 'whole'}", *arguments, *more, *size)
-        assert told["forecast"]["kept"] is None and told["forecast"]["agreement"] > 0  # of pixels
-        truth[method] = correct(lbyl.load(tmp_path / method))
-    assert truth["echo"] > truth["none"] + 0.2, truth

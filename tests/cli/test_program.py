@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from lbyl.cli.app import COMMANDS, load_command
+import lbyl
 
 WORDS = (
     "demo compress inspect estimate compare sweep evaluate finetune export report images".split()
@@ -23,25 +24,16 @@ def test_success(program: Any, file: str) -> None:
     assert json.loads(done.stdout)["method"]["name"] == "lbyl"
 
 
-def test_failure_is_one_line(program: Any, file: str) -> None:
+def test_failures_are_one_line_and_debug_shows_where(run: Any, program: Any, file: str) -> None:
     done = program("compress", f"{file}:broken")
     assert done.returncode == 2 and done.stdout == ""
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ")
-    assert "no such luck" in lines[0]
-
-
-def test_debug_shows_where(program: Any, file: str) -> None:
-    done = program("compress", f"{file}:broken", "--debug")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr and 'raise RuntimeError("no such luck")' in done.stderr
-
-
-def test_usage_error_is_one_line(program: Any) -> None:
-    done = program("compress")
-    assert done.returncode == 2 and done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "lbyl compress --help" in done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ") and "no such luck" in line
+    usage = run("compress", code=2)
+    assert usage.stdout == "" and len(usage.stderr.strip().splitlines()) == 1
+    assert "compress --help" in usage.stderr
+    raised = run("compress", f"{file}:broken", "--debug", code=1).exception
+    assert "no such luck" in f"{raised} {raised.__cause__}"
 
 
 def test_a_reader_that_stops_early_is_no_error(program: Any, file: str) -> None:
@@ -51,21 +43,16 @@ def test_a_reader_that_stops_early_is_no_error(program: Any, file: str) -> None:
     assert done.returncode == 0 and done.stderr == ""
 
 
-def test_help_names_every_command(run: Any) -> None:
+def test_help_names_every_command_and_each_has_the_common_options(run: Any) -> None:
     for arguments in ([], ["--help"]):
         shown = run(*arguments).stdout
-        assert all(command in shown for command in WORDS)
-
-
-def test_every_command_has_the_common_options(run: Any) -> None:
+        assert re.findall(r"^│ ([a-z]+) ", shown, re.M) == WORDS
     for command in WORDS:
-        shown = run(command, "--help").stdout
-        assert all(option in shown for option in ("--json", "--quiet", "--debug"))
+        own = run(command, "--help").stdout
+        assert all(option in own for option in ("--json", "--quiet", "--debug"))
 
 
 def test_version(run: Any) -> None:
-    import lbyl
-
     assert run("--version").stdout.strip() == lbyl.__version__
 
 
@@ -87,12 +74,20 @@ def test_help_loads_no_torch() -> None:
     assert "compress" in done.stdout and "heavy: []" in done.stdout
 
 
-def test_every_command_is_listed_with_its_own_first_line() -> None:
-    assert list(COMMANDS) == WORDS
-    for name, entry in COMMANDS.items():
-        function = getattr(importlib.import_module(f"lbyl.cli.{name}"), name)
-        assert inspect.getdoc(function) == entry.help
-        assert load_command(name).name == name
+def test_the_reference_has_every_command_and_option_as_the_program_has_them() -> None:
+    root = Path(__file__).resolve().parents[2]
+    made = runpy.run_path(str(root / "scripts" / "cli_reference.py"))["reference"]()
+    assert (root / "docs" / "cli.md").read_text(encoding="utf-8") == made
+
+
+def test_what_others_print_while_a_stage_runs_is_no_result(program: Any, tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "from torch import nn\ndef make():\n    print('loading weights')\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+    )
+    done = program("inspect", f"{tmp_path}/noisy.py:make", "--json")
+    assert done.stderr == "" and len(json.loads(done.stdout)["units"]) == 1
+    assert "loading weights" in program("inspect", f"{tmp_path}/noisy.py:make").stderr
 
 
 def test_an_unknown_command_is_one_line(run: Any) -> None:
@@ -114,8 +109,5 @@ def test_shell_completion_knows_the_names(program: Any) -> None:
     assert "l2-gm" in complete("lbyl compress --criterion l2")
     assert complete("lbyl compress torchv") == ["torchvision:"]
     assert "--residual" in complete("lbyl compress lbyl:digits --resid")
-    from lbyl.cli.options import complete_model
-
-    assert complete_model("lbyl:resnet2") == ["lbyl:resnet20_cifar10"]
-    assert complete_model("torchv") == ["torchvision:"]
-    assert "torchvision:resnet18" in complete_model("torchvision:resnet1")
+    assert "torchvision:resnet18" in complete("lbyl compress torchvision:resnet1")
+    assert complete("lbyl compress lbyl:resnet2") == ["lbyl:resnet20_cifar10"]

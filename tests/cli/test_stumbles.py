@@ -12,12 +12,9 @@ import torch
 from torch import nn
 
 import lbyl
-from lbyl.cli.errors import _message
-from lbyl.data import Score
-from lbyl.latency import Timing
+from lbyl.latency import Timing  # private: no clock of the machine can be told what to show
 from lbyl.models import resolve
 from lbyl.models.zoo import load_weights
-from lbyl.torchkit.bar import Bar, shown
 
 DIGITS = ["lbyl:digits", "--weights", "shipped"]
 
@@ -50,7 +47,9 @@ def test_a_budget_of_time_shows_the_time_and_is_refused_where_it_is_missed(
 ) -> None:
     """Two clocks: one that sizes are found by, and one that says at last what came of it."""
     seconds = {"original": Timing.of([1.0, 1.0]), "slim": Timing.of([0.95, 0.95])}
+    # private: as above; whatever is measured on a busy machine would be another number each time
     monkeypatch.setattr(lbyl.Prepared, "_time_fraction", lambda self, left: 0.95)
+    # private: as above
     monkeypatch.setattr("lbyl.cli.compress.compare", lambda *args: seconds)
     out = tmp_path / "out"
     arguments = ["compress", *DIGITS, "--latency", "0.95", "--criterion", "l2", "--out", out]
@@ -67,13 +66,6 @@ def test_a_budget_of_time_shows_the_time_and_is_refused_where_it_is_missed(
 def test_a_target_that_cannot_be_written_to_is_refused_at_once(run: Any, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert "no permission" in run("compress", *DIGITS, "--out", tmp_path / "x", code=2).stderr
-
-
-def test_a_target_inside_of_a_file_is_refused_at_once(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for command in (["compress", *DIGITS], ["export", *DIGITS]):
-        shown = run(*command, "--out", tmp_path / "file" / "x", code=2)
-        assert "file is a file" in shown.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,9 +90,12 @@ def test_a_module_where_a_name_belongs_is_one_clear_error() -> None:
             lbyl.compress(model, torch.randn(2, 6), 0.5, **argument)
 
 
-def test_what_is_not_installed_is_named_as_it_is_installed() -> None:
-    told = _message(ModuleNotFoundError("No module named 'PIL'", name="PIL"))
-    assert told == 'PIL is not installed: pip install "lbyl[vision]"'
+def test_what_is_not_installed_is_named_as_it_is_installed(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    told = run("images", tmp_path / "a.png", "--count", "4", "--input-size", "8", code=1).stderr
+    assert 'PIL is not installed: pip install "lbyl[vision]"' in " ".join(told.split())
 
 
 def test_a_file_with_a_whole_model_says_how_to_convert_it_where_torch_is_too_old_to_read_it(
@@ -113,31 +108,21 @@ def test_a_file_with_a_whole_model_says_how_to_convert_it_where_torch_is_too_old
         load_weights(small(), tmp_path / "model.pth")
 
 
-def test_checkpoints_of_trainers_are_read_under_whatever_prefix(tmp_path: Path) -> None:
-    trained = small()
+def test_checkpoints_of_trainers_are_read_under_whatever_prefix(
+    run_json: Any, tmp_path: Path
+) -> None:
+    trained = resolve("lbyl:digits", "shipped").model
     state = {f"model.{k}": v for k, v in trained.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "last.ckpt")
-    again = load_weights(small(), tmp_path / "last.ckpt")
-    assert torch.equal(again[0].weight, trained[0].weight)  # type: ignore[index, union-attr]
+    again = load_weights(resolve("lbyl:digits").model, tmp_path / "last.ckpt")
+    assert torch.equal(again.fc.weight, trained.fc.weight)
+    test = ["--weights", tmp_path / "last.ckpt", "--test", "digits", "--limit", "100"]
+    assert run_json("evaluate", "lbyl:digits", *test)["accuracy"] > 90
 
 
 def test_a_compiled_network_is_taken_as_what_it_was_compiled_from() -> None:
     result = lbyl.compress(torch.compile(small()), torch.randn(2, 6), 0.5)  # type: ignore[arg-type]
     assert type(result.model) is nn.Sequential
-
-
-def test_recurrent_layers_count() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.memory = nn.LSTM(6, 10, batch_first=True)
-            self.one, self.two = nn.Linear(10, 12), nn.Linear(12, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.two(self.one(self.memory(x)[0][:, -1]).relu())
-
-    before = lbyl.compress(Recurrent(), torch.randn(2, 7, 6), 0.5).before
-    assert before.macs == 7 * 4 * 10 * (6 + 10) + 10 * 12 + 12 * 3
 
 
 def test_a_factory_may_live_in_a_package_and_bring_its_inputs(
@@ -168,15 +153,13 @@ def test_an_accuracy_comes_with_how_far_chance_may_have_moved_it(run_json: Any) 
     found = run_json("evaluate", *DIGITS, "--test", "digits", "--limit", "100")
     low, high = found["interval"]
     assert low < found["accuracy"] < high and found["top_5"] is None  # of ten classes
-    half = Score(100, 50, 80)
-    assert half.interval == (pytest.approx(40.4, abs=0.1), pytest.approx(59.6, abs=0.1))
-    assert half.top_5 == 80
 
 
 def test_python_calls_show_a_bar_where_somebody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(None) is None  # nobody looks at a test
-    assert shown(False) is None and isinstance(shown(True), Bar)
     deep = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    for asked in (None, False):
+        lbyl.compress(deep, torch.randn(2, 6), 0.5, progress=asked)
+        assert capsys.readouterr().err == ""  # nobody looks at a test
     lbyl.compress(deep, torch.randn(2, 6), 0.5, progress=True)
     told = capsys.readouterr().err
     assert "━" in told and told.endswith("\r")  # drawn, and wiped at the end

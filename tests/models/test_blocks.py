@@ -12,7 +12,7 @@ from torch import Tensor
 import lbyl
 from lbyl.cli.app import app
 from lbyl.methods import Echo
-from lbyl.models.blocks import compress_blocks, find_blocks
+from lbyl.models.blocks import compress_blocks
 from support import quick
 
 transformers = pytest.importorskip("transformers")
@@ -25,14 +25,9 @@ def ids(rows: int = 8, length: int = 12) -> Tensor:
 def checkpoint(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=96,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        **changes,
-    )
+        vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=64, **changes,
+    )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).to(dtype).eval()
     model.save_pretrained(folder, max_shard_size="40KB")
     (folder / "tokenizer.json").write_text("{}")
@@ -86,11 +81,6 @@ def test_the_command_goes_block_by_block(
     assert ended.value.code == 0 and "3 blocks" in capsys.readouterr().out
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.intermediate_size == 32
-
-
-def test_the_blocks_are_the_list_that_holds_most(tmp_path: Path) -> None:
-    name, blocks = find_blocks(checkpoint(tmp_path))
-    assert name == "model.layers" and len(blocks) == 3
 
 
 def test_what_is_no_checkpoint_is_one_clear_error(tmp_path: Path) -> None:

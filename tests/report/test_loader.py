@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import nn
 
 import lbyl
 from lbyl.report import loader_snippet
-from lbyl.surgery import refit
 from support.networks import randomise
 
 
@@ -29,21 +27,22 @@ def sizes(model: nn.Module) -> list[str]:
     return [repr(m) for m in model.modules()]
 
 
-def test_it_loads_a_class_that_can_be_imported(digits: Any, tmp_path: Path) -> None:
+def test_it_loads_a_class_that_can_be_imported_with_torch_and_safetensors_alone(
+    digits: Any, tmp_path: Path
+) -> None:
     _, example, result = digits
     lbyl.save(result, tmp_path)
     program = loader_snippet(result, str(tmp_path / "model.safetensors"))
     loaded = run(program)
     assert sizes(loaded) == sizes(result.model)
     assert torch.equal(loaded(example), result.model(example))
-
-
-def test_it_imports_torch_safetensors_and_the_users_class(digits: Any) -> None:
-    program = loader_snippet(digits[2])
     nodes = ast.walk(ast.parse(program))
     imported = [n.module for n in nodes if isinstance(n, ast.ImportFrom)]
     assert imported == ["safetensors.torch", "torch", "lbyl.models.zoo.digits"]
-    assert max(map(len, program.splitlines())) <= 100
+    assert max(map(len, loader_snippet(result).splitlines())) <= 100
+    other = loader_snippet(result, str(tmp_path / "model.safetensors"), "original = make()")
+    with pytest.raises(ValueError, match="another network"):
+        run(other, make=lambda: nn.Linear(2, 2))
 
 
 class Depthwise(nn.Module):
@@ -79,48 +78,6 @@ def test_it_refits_groups_and_keeps_ties(tmp_path: Path) -> None:
     assert loaded.last.weight is loaded.again.weight
     # memory may lie askew in a file, which changes the last bit of what kernels compute
     assert torch.allclose(loaded(example), result.model.eval()(example), atol=1e-5)
-
-
-def test_refitting_is_the_packages_own_code(digits: Any) -> None:
-    program = loader_snippet(digits[2])
-    assert inspect.getsource(refit.refit_attributes) in program
-    defined = {n.name for n in ast.walk(ast.parse(program)) if isinstance(n, ast.FunctionDef)}
-    named = {n for n, f in vars(refit).items() if inspect.isfunction(f)}  # and what it imports
-    called = {"_parameters"}  # by those that it imports
-    assert defined == named | called | {"load_slim", "sizes_of"}
-
-
-class Scaled(nn.Module):
-    """A layer whose number of channels is an attribute of its own."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.channels, self.gain = channels, nn.Parameter(torch.rand(channels) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.gain
-
-
-def test_declared_sizes_are_refitted(tmp_path: Path) -> None:
-    lbyl.declare(Scaled, "channelwise", sizes={"channels": "gain"})
-
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), Scaled(8), nn.ReLU(), nn.Linear(8, 3))
-
-    result = lbyl.compress(make(), torch.randn(2, 4), 0.5, method="none")
-    lbyl.save(result, tmp_path)
-    program = loader_snippet(result, str(tmp_path / "model.safetensors"), "original = make()")
-    loaded = run(program, make=make)
-    assert loaded[1].channels == 4
-    x = torch.randn(2, 4)
-    assert torch.allclose(loaded(x), result.model(x), atol=1e-6)
-
-
-def test_another_network_is_refused(digits: Any, tmp_path: Path) -> None:
-    lbyl.save(digits[2], tmp_path)
-    program = loader_snippet(digits[2], str(tmp_path / "model.safetensors"), "original = make()")
-    with pytest.raises(ValueError, match="another network"):
-        run(program, make=lambda: nn.Linear(2, 2))
 
 
 def test_a_class_without_an_address_is_left_to_the_reader() -> None:

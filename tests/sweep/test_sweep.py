@@ -16,21 +16,18 @@ from typing import Any
 import pytest
 
 import lbyl
-from lbyl.sweep import Engine, Point, Setting, Store, Subject, engine, points, sweep, work
-from lbyl.sweep.work import keep_workers
+from lbyl.models import resolve
+from lbyl.sweep import Engine, Setting, Store, Subject, points, sweep
 
 NETWORK = """
 import torch
 from torch import nn
 
-
 def small():
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(12, 4),
-    )
+    first = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+    second = nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*first, *second, nn.Linear(12, 4))
 """
 SETTING = Setting(input_shape=(3, 8, 8), data=16, threads=1)
 
@@ -48,14 +45,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture(autouse=True)
-def nothing_prepared() -> Iterator[None]:
-    work._prepared.cache_clear()
-    yield
-    work._prepared.cache_clear()
-
-
-def grid(subject: Subject, *amounts: float, **axes: Any) -> list[Point]:
+def grid(subject: Subject, *amounts: float, **axes: Any) -> list[Any]:
     defaults: dict[str, Any] = {"criteria": ["l2"], "methods_named": ["echo"], "seeds": [0]}
     return points([subject], [("ratio", a) for a in amounts], **{**defaults, **axes})
 
@@ -82,8 +72,9 @@ def test_a_sweep_of_an_older_version_is_read_and_goes_on(tmp_path: Path) -> None
     with Store(path) as made:
         made.add("one", {"model": "m", "kind": "ratio", "amount": 0.5, "method": "echo", "seed": 0,
                          "setting": "{}", "command": "lbyl", "divergence": 0.1})  # fmt: skip
+    with sqlite3.connect(path) as connection:
         for name in ("agreement", "kept", "kept_low", "kept_high"):
-            made._connection.execute(f"ALTER TABLE rows DROP COLUMN {name}")
+            connection.execute(f"ALTER TABLE rows DROP COLUMN {name}")
     with Store(path, writable=False) as old:
         (row,) = old.rows()
     assert row["divergence"] == 0.1 and row["kept"] is None
@@ -95,56 +86,41 @@ def test_a_sweep_of_an_older_version_is_read_and_goes_on(tmp_path: Path) -> None
 
 def test_a_row_is_what_its_command_makes(subject: Subject, store: Store) -> None:
     (row,) = sweep(grid(subject, 0.5), SETTING, store, Engine(jobs=1))
-    network = work.network_of(subject, SETTING)
+    network = resolve(subject.model, input_shape=(8,))
     result = lbyl.compress(network.model, network.example, 0.5, criterion="l2", data=16)
     assert (result.after.macs, result.story) == (row["macs"], row["story"])
     assert "--ratio 0.5 --criterion l2 --method echo --data 16" in row["command"]
     assert "--input-size 3x8x8" in row["command"]
 
 
-def test_a_second_sweep_computes_only_what_is_missing(
-    subject: Subject, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_sweep_computes_only_what_is_missing(subject: Subject, store: Store) -> None:
     first = sweep(grid(subject, 0.25), SETTING, store, Engine(jobs=1))
-    asked: list[float] = []
-    original = engine.compress_named
-
-    def counted(key: str, point: Point, *rest: Any) -> Any:
-        asked.append(point.amount)
-        return original(key, point, *rest)
-
-    monkeypatch.setattr(engine, "compress_named", counted)
-    rows = sweep(grid(subject, 0.25, 0.5), SETTING, store, Engine(jobs=1))
-    assert asked == [0.5]
+    told: list[tuple[str, int, int]] = []
+    both = grid(subject, 0.25, 0.5)
+    rows = sweep(both, SETTING, store, Engine(jobs=1), lambda *step: told.append(step))
+    assert [step for step in told if step[0] == "sweeping"] == [("sweeping", i, 2) for i in (1, 2)]
     assert [row for row in rows if row["amount"] == 0.25] == first
 
 
 def test_a_sweep_that_dies_goes_on_where_it_was_and_keeps_the_statistics(
-    subject: Subject, store: Store, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, store: Store
 ) -> None:
-    collected: list[Any] = []
-    collect = lbyl.api.collect
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        collected.append(args)
-        return collect(*args, **kwargs)
-
-    monkeypatch.setattr(lbyl.api, "collect", counted)
-    made = grid(subject, 0.25, 0.4, 0.5, 0.6)
+    made, stages = grid(subject, 0.25, 0.4, 0.5, 0.6), list[str]()
 
     def interrupt(stage: str, done: int, total: int) -> None:
+        stages.append(stage)
         if stage == "sweeping" and done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         sweep(made, SETTING, store, Engine(jobs=1), interrupt)
-    assert len(store.rows()) == 2
+    assert stages[0] == "collecting statistics" and len(store.rows()) == 2
     folder = store.path.with_name("sweep.db.statistics")
     assert len(list(folder.iterdir())) == 1
-    work._prepared.cache_clear()
-    rows = sweep(made, SETTING, store, Engine(jobs=1))
+    stages.clear()
+    rows = sweep(made, SETTING, store, Engine(jobs=1), lambda stage, *_: stages.append(stage))
     assert sorted(row["amount"] for row in rows) == [0.25, 0.4, 0.5, 0.6]
-    assert len(collected) == 1
+    assert set(stages) == {"sweeping"}  # nothing was collected again
     assert not folder.exists()  # they have served
 
 
@@ -156,24 +132,20 @@ def test_what_cannot_be_done_is_a_row_that_says_why_and_is_tried_again(
     assert "budget" in row["failed"] and row["macs"] is None
     key = impossible[0].key(SETTING)
     assert not store.done([key])
-    again = {name: value for name, value in row.items() if name not in ("key", "finished")}
-    assert store.add(key, again | {"failed": None, "macs": 1})
-    assert not store.add(key, again | {"failed": None, "macs": 2})  # what is finished stays
+    again = {k: v for k, v in row.items() if k not in ("key", "finished")} | {"failed": None}
+    assert store.add(key, again | {"macs": 1})
+    assert not store.add(key, again | {"macs": 2})  # what is finished stays
     assert store.rows()[0]["macs"] == 1
 
 
-def test_methods_that_choose_themselves_come_once_for_all_criteria(subject: Subject) -> None:
+def test_methods_that_choose_themselves_come_once_and_where_rows_are_computed_makes_no_other(
+    subject: Subject,
+) -> None:
     made = grid(subject, 0.5, criteria=["l1", "l2"], methods_named=["echo", "fold"])
-    assert [(p.method, p.criterion) for p in made] == [
-        ("echo", "l1"), ("fold", None), ("echo", "l2"),
-    ]  # fmt: skip
-
-
-def test_where_rows_are_computed_makes_no_other_row(subject: Subject) -> None:
-    (point,) = grid(subject, 0.5)
+    named = [(p.method, p.criterion) for p in made]
+    assert named == [("echo", "l1"), ("fold", None), ("echo", "l2")]
     here, there = Setting(threads=1), Setting(threads=8, device="cuda")
-    assert point.key(here) == point.key(there)
-    assert point.key(here) != point.key(Setting(limit=3))
+    assert made[0].key(here) == made[0].key(there) != made[0].key(Setting(limit=3))
 
 
 def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
@@ -184,14 +156,13 @@ def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(lbyl.LbylError, match="another program"):
         Store(path)
     assert path.read_bytes() == before
-    text = tmp_path / "notes.txt"
-    text.write_text("nothing of ours " * 99)
+    (tmp_path / "notes.txt").write_text("nothing of ours " * 99)
     with pytest.raises(lbyl.LbylError, match="no sweep"):
-        Store(text)
+        Store(tmp_path / "notes.txt")
 
 
 def test_rows_can_be_read_while_they_are_written(subject: Subject, store: Store) -> None:
-    seen: list[int] = []
+    seen = list[int]()
 
     def look(stage: str, done: int, total: int) -> None:
         with Store(store.path, writable=False) as reader:
@@ -201,13 +172,10 @@ def test_rows_can_be_read_while_they_are_written(subject: Subject, store: Store)
     assert seen[-1] == 2 and 1 in seen
 
 
-def test_an_address_where_nobody_answers_is_one_clear_error(
-    subject: Subject, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_where_nobody_answers_is_one_clear_error(subject: Subject, store: Store) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(engine, "DASK_SECONDS", 0.3)
-    with pytest.raises(lbyl.LbylError, match="no Dask scheduler answers"):
-        sweep(grid(subject, 0.5), SETTING, store, Engine(cluster="tcp://127.0.0.1:9"))
+    with pytest.raises(lbyl.LbylError, match="no Dask scheduler answers at nobody://there"):
+        sweep(grid(subject, 0.5), SETTING, store, Engine(cluster="nobody://there"))
 
 
 def started(*arguments: str) -> subprocess.Popen[bytes]:
@@ -258,8 +226,7 @@ def test_a_worker_of_a_cluster_may_be_killed_and_no_row_is_lost_or_there_twice(
     assert len(rows) == len(made) == 12
     assert {row["key"] for row in rows} == {point.key(SETTING) for point in made}
     assert all(row["failed"] is None and row["macs"] for row in rows)
-    # Told once for every row: none was finished twice.
-    assert [done for stage, done in stages if stage == "sweeping"] == list(range(13))
+    assert [n for stage, n in stages if stage == "sweeping"] == list(range(13))  # none came twice
     computed_by = {int(row["worker"].rpartition(":")[2]) for row in rows}
     assert computed_by <= {worker.pid for worker in workers}
     assert workers[1].pid in computed_by
@@ -281,21 +248,3 @@ def test_processes_of_this_machine_may_be_killed_and_the_sweep_goes_on(
     rows = sweep(made, SETTING, store, Engine(jobs=2), kill)
     assert killed and len(rows) == 6
     assert all(row["failed"] is None for row in rows)
-
-
-def held_too_much(_: int) -> tuple[int, int]:
-    """The process, and the most that it may hold before joblib ends it, while it does a row."""
-    import os
-
-    from joblib.externals.loky import process_executor
-
-    keep_workers()
-    return os.getpid(), process_executor._MAX_MEMORY_LEAK_SIZE
-
-
-def test_a_process_that_holds_a_prepared_network_is_not_taken_to_leak() -> None:
-    import joblib
-
-    rows = joblib.Parallel(n_jobs=2)(joblib.delayed(held_too_much)(i) for i in range(4))
-    assert all(limit > 1 << 60 for _, limit in rows)
-    assert len({pid for pid, _ in rows}) <= 2
