@@ -141,9 +141,7 @@ class Unanswering(nn.Module):
         return self.layer(x).sum()
 
 
-def test_a_step_that_is_not_possible_is_noted_and_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_is_not_possible_is_noted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: nn.Module) -> nn.Module:
         raise RuntimeError("no compiler here")
 

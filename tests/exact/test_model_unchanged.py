@@ -109,12 +109,7 @@ def states() -> dict[str, dict[str, Any]]:
         "averages": {"ema": torch.zeros(()), "aside_ema": torch.tensor(float("nan"))},
         "remembers": {"mem": torch.zeros(4, 1, 14, 14)},
         "grows": {"mem": torch.zeros(4, 3)},
-        "appends": {
-            "seen": [],
-            "recent": deque([1]),
-            "by_name": {"inner": [0]},
-            "names": {1},
-        },
+        "appends": {"seen": [], "recent": deque([1]), "by_name": {"inner": [0]}, "names": {1}},
         "counts_in_numpy": {"total": np.zeros(3)},
         "normalises_weights": {},
         "swaps_weights": {},
@@ -195,11 +190,7 @@ VERBS: dict[str, Callable[[nn.Module, Tensor], object]] = {
         m, x, 0.5, data=torch.randn(40, *x.shape[1:])
     ),
     "compress in sequence": lambda m, x: lbyl.compress(
-        m,
-        x,
-        0.5,
-        data=torch.randn(40, *x.shape[1:]),
-        method=lbyl.methods.Echo(sequential=True),
+        m, x, 0.5, data=torch.randn(40, *x.shape[1:]), method=lbyl.methods.Echo(sequential=True)
     ),
     "refine": lambda m, x: lbyl.refine(m, x, lbyl.compress(m, x, 0.5, method="none"), 2, data=8),
     "estimate": lambda m, x: lbyl.estimate(m, x, [0.5], data=8),

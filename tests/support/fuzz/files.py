@@ -65,8 +65,7 @@ ODD_NUMBERS = st.sampled_from(
     [0, 1, -1, 2, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 10**30]
 )
 SCALARS = st.one_of(
-    *(st.none(), st.booleans(), ODD_NUMBERS, st.integers(-9, 99), st.text(max_size=8)),
-    st.floats(),
+    *(st.none(), st.booleans(), ODD_NUMBERS, st.integers(-9, 99), st.text(max_size=8)), st.floats()
 )
 JSON = st.recursive(
     SCALARS,
