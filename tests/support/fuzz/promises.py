@@ -201,10 +201,17 @@ def run(model: nn.Module, inputs: Any) -> list[Tensor]:
     """Outputs in evaluation mode, whatever mode the model is in; it is not changed."""
     with torch.no_grad():
         given = tree_map_only(Tensor, Tensor.clone, inputs)  # some change theirs in place
-        twin = copy.deepcopy(model).eval()
+        twin = copied(model).eval()
         if isinstance(given, dict):
             return flat(twin(**given))
         return flat(twin(*given) if isinstance(given, tuple) else twin(given))
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy, also where a weight was computed in a forward and is no leaf of the graph."""
+    held = [value for module in model.modules() for value in vars(module).values()]
+    computed = [x for x in held if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -245,7 +252,7 @@ def silenced(model: nn.Module, graph: lbyl.Graph, plan: lbyl.Plan) -> nn.Module:
 
     Of attention nothing is made in pruned channels either: those rows are zero.
     """
-    quiet = copy.deepcopy(model)
+    quiet = copied(model)
     state, unread = tensors(quiet), left_along(graph, plan.kept)
     heard = {unit.name for unit in graph.units if unit.attention is not None}
     unmade = left_along(graph, {name: k for name, k in plan.kept.items() if name in heard})
