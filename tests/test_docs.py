@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
+
+# private: commands are parsed here without being run
 from lbyl.cli.app import COMMANDS, load_command
 from lbyl.models import zoo
 

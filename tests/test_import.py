@@ -43,7 +43,7 @@ def test_there_are_at_most_17_public_names_and_all_are_there() -> None:
     for name in lbyl.__all__:
         assert getattr(lbyl, name) is not None and name in dir(lbyl)
     with pytest.raises(AttributeError, match="no attribute 'collect'"):
-        lbyl.collect  # noqa: B018
+        lbyl.collect  # noqa: B018  # private: it is not there
 
 
 def test_compress_takes_at_most_13_parameters() -> None:
