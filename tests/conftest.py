@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# private: how many inputs are drawn is no argument of the calls whose tests must be quick
 from lbyl.inputs import batches
-from lbyl.tracing.rules import base as rules
+from lbyl.tracing.rules import base as rules  # private: a switch for tests alone
 
 settings.register_profile("lbyl", deadline=None, max_examples=8, derandomize=True)
 settings.load_profile("lbyl")
@@ -40,6 +41,14 @@ def whole_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forecast and the second pass run as many inputs as they do for users."""
     monkeypatch.setattr(batches, "FORECAST", WHOLE[0])
     monkeypatch.setattr(batches, "SECOND_PASS", WHOLE[1])
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collections of 32 procedural inputs that nothing is fitted to, for tests of other things."""
+    monkeypatch.setattr(batches, "image_count", lambda shape: 32)
+    monkeypatch.setattr(batches, "FEWEST", 16)
+    monkeypatch.setattr(batches, "match_first_batchnorm", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,12 @@ from torch import Tensor
 
 import lbyl
 from lbyl.methods.base import identity_rows
-from lbyl.planning.criteria import registry as criteria_registry
 
 
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
     """What a test registers is gone after it."""
-    registries: list[Any] = [lbyl.methods.registry, criteria_registry]
+    registries: list[Any] = [lbyl.methods.registry, lbyl.criteria.registry]
     before = [dict(registry._classes) for registry in registries]
     yield
     for registry, classes in zip(registries, before):

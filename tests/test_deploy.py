@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,31 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from lbyl import LbylError
+import lbyl
 from lbyl.cli.app import app
-from lbyl.deploy import (
-    CALIBRATED,
-    TARGETS,
-    OnnxNetwork,
-    _slices,
-    measure_steps,
-    quantise_onnx,
-    step_texts,
-    target_of,
-)
-from lbyl.export import difference, export_executorch, export_onnx, export_openvino
-from lbyl.inputs.batches import FreshInputs
+from lbyl.deploy import measure_steps, quantise_onnx
+from lbyl.export import export_onnx
 from lbyl.models import resolve
-from lbyl.restoring.forecast import Forecaster
-from lbyl.torchkit.fallbacks import noting
 
-onnx = pytest.importorskip("onnx")
+onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
 
 
 def invoke(*arguments: object, code: int = 0) -> str:
     ran = CliRunner().invoke(app, [str(a) for a in arguments])
     assert ran.exit_code == code, ran.output
     return ran.output
+
+
+def answers(path: Path, x: Tensor) -> Tensor:
+    """What a file gives in ONNX Runtime."""
+    session = onnxruntime.InferenceSession(str(path))
+    (given,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    return torch.from_numpy(given)
+
+
+def measured(models: dict[str, nn.Module], x: Tensor, **options: Any) -> list[Any]:
+    forecaster = lbyl.prepare(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), x[:, :4])
+    return measure_steps(models, {}, x, forecaster.judges.forecaster, repeats=4, **options)
 
 
 @pytest.fixture(scope="module")
@@ -78,24 +79,25 @@ def test_every_step_has_its_row_and_the_report_shows_them(slim: Path) -> None:
     assert agreements["int8"] == pytest.approx(agreements["slim"], abs=0.06)
     kept = {row["network"]: row["kept"] for row in rows}
     told = json.loads((slim / "plan.json").read_text())["result"]["forecast"]
-    assert kept["original"] == [1, 1, 1]
+    assert kept["original"][0] > 0.99
     assert kept["slim"] == pytest.approx([told["kept"], told["low"], told["high"]])
     low, high = kept["int8"][1:]
     assert low < kept["int8"][0] <= high and kept["int8"][0] == pytest.approx(told["kept"], abs=0.1)
     page = (slim / "report.html").read_text()
-    assert all(text in page for row in step_texts(rows) for text in row)
+    assert all(word in page for word in ("ONNX Runtime", "int8", "original"))
 
 
 def test_int8_answers_like_the_network_it_was_made_from(slim: Path, tmp_path: Path) -> None:
     network = resolve("lbyl:digits", "shipped")
-    fresh = FreshInputs(network.model, network.example, seed=1)
+    prepared = lbyl.prepare(network.model, network.example, seed=1)
+    images = list(prepared.fresh.collection().batches)
     export_onnx(network.model, network.example, tmp_path / "m.onnx")
-    quantise_onnx(tmp_path / "m.onnx", tmp_path / "q.onnx", list(fresh.collection().batches))
+    quantise_onnx(tmp_path / "m.onnx", tmp_path / "q.onnx", images)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "q.onnx"]
-    forecaster = Forecaster(network.model, fresh.forecasting())
-    told = forecaster(OnnxNetwork(tmp_path / "q.onnx"))
-    assert told.agreement is not None and told.agreement > 0.93
-    assert forecaster(OnnxNetwork(tmp_path / "m.onnx")).agreement == 1
+    x = torch.cat(images)[:500]
+    true = network.model(x).argmax(1)
+    assert torch.equal(answers(tmp_path / "m.onnx", x).argmax(1), true)
+    assert float((answers(tmp_path / "q.onnx", x).argmax(1) == true).float().mean()) > 0.93
 
 
 class PixelsAndChances(nn.Module):
@@ -115,7 +117,7 @@ def test_what_no_layer_follows_stays_as_exact_as_it_was(tmp_path: Path) -> None:
     model, x = PixelsAndChances().eval(), torch.rand(8, 3, 12, 12)
     export_onnx(model, x, tmp_path / "m.onnx")
     quantise_onnx(tmp_path / "m.onnx", tmp_path / "q.onnx", [x])
-    true, made = model(x).detach(), OnnxNetwork(tmp_path / "q.onnx")(x)
+    true, made = model(x).detach(), answers(tmp_path / "q.onnx", x)
     assert (made != true).any()
     assert (made[:, 4:] - true[:, 4:]).abs().max() < 0.02  # one scale for both is coarser than 1
     scale = true[:, :4].abs().max()
@@ -141,20 +143,14 @@ class Unanswering(nn.Module):
         return self.layer(x).sum()
 
 
-def test_a_step_that_is_not_possible_is_noted_and_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_is_not_possible_is_noted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: nn.Module) -> nn.Module:
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", broken)
     model, x = Unanswering(), torch.zeros(2, 4)
-    with noting() as notes:
-        steps = measure_steps(
-            {"original": model}, {}, x, Forecaster(model, [x]), compiled=True, repeats=2
-        )
+    steps = measured({"original": model}, x, compiled=True)
     assert [(s.network, s.runtime) for s in steps] == [("original", "PyTorch")]
-    assert notes == ["original: torch.compile failed: no compiler here"]
 
 
 @pytest.mark.slow
@@ -162,50 +158,41 @@ def test_a_compiled_network_has_a_row_where_there_is_a_compiler() -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs g++ on the CPU")
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.rand(4, 8)
-    with noting() as notes:
-        steps = measure_steps(
-            {"original": model}, {}, x, Forecaster(model, [x]), compiled=True, repeats=2
-        )
-    assert [step.runtime for step in steps] == ["PyTorch", "compiled"] and not notes
+    steps = measured({"original": model}, x, compiled=True)
+    assert [step.runtime for step in steps] == ["PyTorch", "compiled"]
     assert [step.forecast.agreement for step in steps if step.forecast] == [1, 1] and model.training
 
 
-def test_calibration_takes_the_first_inputs_and_no_more() -> None:
-    batches: list[Any] = [torch.arange(100.0)[:, None], torch.arange(100.0, 300)[:, None]]
-    given = torch.cat(list(_slices(batches)))
-    assert torch.equal(given[:, 0], torch.arange(float(CALIBRATED)))
-
-
 def test_an_unknown_target_and_one_that_is_not_installed_are_said_before_anything() -> None:
-    assert TARGETS["tensorrt"].multiple_of % 16 == 0
-    with pytest.raises(LbylError, match="onnx-cpu, tensorrt, executorch"):
-        target_of("phone")
-    invoke("compress", "lbyl:digits", "--target", "phone", "--out", "none", code=2)
+    said = invoke("compress", "lbyl:digits", "--target", "phone", "--out", "none", code=2)
+    assert all(name in said for name in ("onnx-cpu", "tensorrt", "executorch"))
     assert "add --out" in invoke("compress", "lbyl:digits", "--int8", code=2)
     assert "end in" in invoke("export", "lbyl:digits", "--out", "m.txt", code=2)
     assert "ONNX" in invoke("export", "lbyl:digits", "--int8", "--out", "m.pt2", code=2)
 
 
-@pytest.mark.parametrize(
-    ("package", "write", "name"),
-    [("executorch", export_executorch, "m.pte"), ("openvino", export_openvino, "m.xml")],
-)
-def test_other_runtimes_are_compared_where_they_are_installed(
-    package: str, write: Any, name: str, tmp_path: Path
-) -> None:
-    network = resolve("lbyl:digits", "shipped")
-    if importlib.util.find_spec(package) is None:
-        with pytest.raises(LbylError, match=f"pip install {package}"):
-            write(network.model, network.example, tmp_path / name)
-        return
-    with pytest.raises(LbylError, match="nothing was written"):
-        write(network.model, network.example, tmp_path / name, tolerance=-1)
-    assert list(tmp_path.iterdir()) == []
-    assert 0 <= write(network.model, network.example, tmp_path / name) < 1e-4
-    assert (tmp_path / name).stat().st_size > 0 and not list(tmp_path.glob("*.onnx"))
+class Sleeper(nn.Module):
+    """Takes as long as it is told, and tells when it runs: what it kept itself would be undone."""
+
+    def __init__(self, name: str, seconds: float, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self.name, self.seconds, self.tell = name, seconds, tell
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tell(self.name)
+        assert not self.training and not torch.is_grad_enabled()
+        time.sleep(self.seconds)
+        return x * self.scale
 
 
-def test_an_export_that_computes_something_else_is_found() -> None:
-    model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    assert difference(model, x, lambda given: [model(given)]) == 0
-    assert difference(model, x, lambda given: [model(given) * 1.5]) == pytest.approx(0.5)
+def test_networks_that_are_timed_take_turns_and_are_left_as_they_were() -> None:
+    diary: list[str] = []
+    models: dict[str, nn.Module] = {
+        name: Sleeper(name, s, diary.append) for name, s in (("original", 0.002), ("slim", 0.02))
+    }
+    before, x = torch.get_num_threads(), torch.zeros(2, 4)
+    fast, slow = (step.timing for step in measured(models, x, threads=1))
+    assert 0.002 <= fast.median < slow.median and slow.median >= 0.02 and len(fast.runs) == 4
+    assert diary[-8:] == ["original", "slim", "slim", "original"] * 2
+    assert models["slim"].training and torch.get_num_threads() == before

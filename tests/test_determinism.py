@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.torchkit.surroundings import module_hooks, one_thread, own_randomness
 from support import quick
 from support.fuzz.promises import surroundings, unchanged
 from support.networks import build, example
@@ -143,37 +142,3 @@ def test_two_compressions_in_two_threads_do_not_disturb_each_other() -> None:
     assert all(same_bits(alone[name], found[name]) for name in names)
     after = surroundings()
     assert after["threads"] == before["threads"] and after["hooks on all modules"] == 0
-
-
-def test_hooks_on_all_modules_look_on_in_their_own_thread_only() -> None:
-    seen: list[nn.Module] = []
-    mine, other = nn.ReLU(), nn.Tanh()
-    with module_hooks(lambda module, *rest: seen.append(module)):
-        together(threading.Thread(target=lambda: other(torch.zeros(1))))
-        mine(torch.zeros(1))
-    mine(torch.zeros(1))
-    assert seen == [mine]
-
-
-def test_threads_that_overlap_leave_what_the_first_found() -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def first() -> None:
-        with one_thread(), own_randomness():
-            entered.set()
-            leave.wait()
-
-    with threads(3):
-        torch.manual_seed(3)
-        state = torch.get_rng_state()
-        thread = threading.Thread(target=first)
-        thread.start()
-        entered.wait()
-        with one_thread(), own_randomness():
-            assert torch.get_num_threads() == 1
-            torch.rand(2)
-            leave.set()
-            thread.join()
-            torch.rand(2)
-        assert torch.get_num_threads() == 3
-        assert torch.equal(torch.get_rng_state(), state)

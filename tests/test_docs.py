@@ -9,15 +9,18 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import lbyl
+
+# private: commands are parsed here without being run
 from lbyl.cli.app import COMMANDS, load_command
 from lbyl.models import zoo
 
@@ -79,20 +82,7 @@ def tokenizer(texts: list[str], **_: Any) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-class MyActivation(nn.Module):
-    pass
-
-
-class MyNorm(nn.Module):
-    pass
-
-
-class MyMixer(nn.Module):
-    pass
-
-
-class SwapHalves(nn.Module):
-    pass
+NAMED = ("MyActivation", "MyNorm", "MyMixer", "SwapHalves")  # modules of the reader's own
 
 
 def small() -> Scope:
@@ -105,14 +95,13 @@ def small() -> Scope:
 
 def language() -> Scope:
     texts = [tokenizer(["one two three four"] * 4) for _ in range(2)]
-    modules = (MyActivation, MyNorm, MyMixer, SwapHalves)
     return {
         **small(),
         "tokenizer": tokenizer,
         "language_model": Words().eval(),
         "batch_of_text": texts[0],
         "another_batch": texts[1],
-        **{module.__name__: module for module in modules},
+        **{name: type(name, (nn.Module,), {}) for name in NAMED},
     }
 
 
@@ -136,7 +125,7 @@ SET_UP: dict[str, Callable[[], Scope]] = {
 @pytest.fixture
 def untouched() -> Iterator[None]:
     """What a page registers or declares is gone after it."""
-    from lbyl.graph import declare
+    from lbyl.graph import declare  # private: nothing takes back what a page declares
 
     registries: list[Any] = [lbyl.methods.registry, lbyl.criteria.registry]
     before = [dict(registry._classes) for registry in registries]
@@ -151,7 +140,7 @@ def untouched() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name", [n for n, page in PAGES.items() if n != TUTORIAL and blocks(page, "python")]
 )
-@pytest.mark.usefixtures("untouched")
+@pytest.mark.usefixtures("untouched", "few_images")
 def test_the_python_of_a_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,8 +151,6 @@ def test_the_python_of_a_page_runs(
         pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    # That it runs is tested here, not how well it does: few images are enough.
-    monkeypatch.setattr("lbyl.inputs.batches.image_count", lambda shape: 32)
     scope = {"__name__": "__main__", **SET_UP.get(name, small)()}
     for number, block in enumerate(blocks(PAGES[name], "python"), 1):
         exec(compile(block, f"{name}, block {number}", "exec"), scope)
@@ -214,6 +201,7 @@ def renderer() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_and_shows_what_it_promises(renderer: ModuleType) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("jinja2")
@@ -260,12 +248,27 @@ def test_every_method_and_criterion_is_explained() -> None:
         assert f"`{name}`" in choosing, name
 
 
-def test_what_a_method_may_look_at_and_say_is_there() -> None:
-    from lbyl.graph.weights import UnitWeights
+def weights_of_a_unit() -> set[str]:
+    """What a criterion is given to look at, by the one that looks."""
+    seen: set[str] = set()
 
+    @dataclass(frozen=True)
+    class Looks(lbyl.criteria.Criterion):
+        name: ClassVar[str] = "looks"
+
+        def score(self, weights: Any) -> Tensor:
+            seen.update(dir(weights))
+            return torch.arange(float(weights.unit.channels))
+
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    lbyl.compress(model, torch.zeros(1, 4), 0.5, method="none", criterion=Looks())
+    return seen
+
+
+def test_what_a_method_may_look_at_and_say_is_there() -> None:
     text = (DOCS / "extending.md").read_text(encoding="utf-8")
     tables = {
-        "| of `weights` |": {*vars(UnitWeights), *UnitWeights.__dataclass_fields__},
+        "| of `weights` |": weights_of_a_unit(),
         "What a class says": set(vars(lbyl.methods.Method)),
     }
     for start, known in tables.items():
@@ -334,10 +337,12 @@ def entered(call: Callable[[], Any]) -> set[tuple[str, str]]:
     return seen
 
 
+@pytest.mark.slow
 def test_the_walk_of_the_architecture_page_is_the_way_that_a_call_takes() -> None:
     """Every file named once, every function really entered, no file left out."""
     model, x = zoo.create("digits", weights="shipped"), torch.zeros(1, 1, 8, 8)
-    importlib.import_module("lbyl.api")  # what importing enters is no part of the way
+    # private: what importing enters is no part of the way
+    importlib.import_module("lbyl.api")
     vars(lbyl).pop("compress", None)  # so that the name is looked up as for the first time
     seen = entered(lambda: lbyl.compress(model, x, 0.5))
     hops = walk()

@@ -6,18 +6,21 @@ import pytest
 import torch
 from torch import nn
 
+import lbyl
 from support.fuzz.architectures import USUAL, draw
 from support.fuzz.parts import PARTS
 from support.fuzz.promises import Broken, check, distance, run, silenced, unchanged
 from support.fuzz.unusual import GROUPS, UNUSUAL
 
 FIRST, NETWORKS, AT_ONCE = 100_000, 200, 20  # seeds that `make fuzz` does not come to
+STARTS = range(FIRST, FIRST + NETWORKS, AT_ONCE)
+BATCHES = [pytest.param(n, marks=pytest.mark.slow if i > 1 else ()) for i, n in enumerate(STARTS)]
 # A layer that reads some channels of a unit and makes others of it; sizes that fit without data;
 # inputs that never vary.
 ONCE_BROKEN = (4412, 663, 3554)
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + NETWORKS, AT_ONCE))
+@pytest.mark.parametrize("first", BATCHES)
 def test_random_networks_keep_every_promise(first: int) -> None:
     broken = {}
     for seed in range(first, first + AT_ONCE):
@@ -81,8 +84,6 @@ def test_what_changes_is_noticed(attribute: str, what: str) -> None:
 
 def test_silencing_a_channel_changes_what_reads_it() -> None:
     """The reference of the fuzzer is no copy of the original."""
-    import lbyl
-
     seed = next(s for s in range(50) if lbyl.trace(*_parts(s)).units)
     drawn = draw(seed)
     graph = lbyl.trace(drawn.model, drawn.inputs)

@@ -19,11 +19,7 @@ def test_what_is_whole_is_accepted(name: str) -> None:
 def test_what_is_damaged_is_one_clear_error(name: str) -> None:
     kind = kinds()[name]
 
-    @settings(
-        max_examples=12,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(kind.contents)
     def run(content: bytes) -> None:
         attempt(kind, content)  # any other error fails

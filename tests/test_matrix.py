@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.graph.weights import unit_weights
-from lbyl.methods.base import CORRECTIONS
-from lbyl.torchkit.tensors import is_finite
 
 
 class Small(nn.Module):
@@ -114,6 +111,7 @@ CASES: dict[str, Change] = {
     "bfloat16": lambda model: model.bfloat16(),
 }
 METHODS, CRITERIA = lbyl.methods.names(), lbyl.criteria.names()
+CORRECTIONS = ("none", "mean", "mean+variance", "recalibrate")
 
 
 def made(case: str) -> Small:
@@ -135,14 +133,15 @@ def compressed(network: lbyl.Prepared, method: str, criterion: str, correction: 
     chosen = replace(lbyl.methods.resolve(method), correction=correction)
     given = None if chosen.chooses else criterion
     result = network.compress(0.5, criterion=given, method=chosen)
-    assert is_finite(*(v for v in result.model.state_dict().values() if v.is_floating_point()))
+    assert all(v.isfinite().all() for v in result.model.state_dict().values())
     assert result.after.parameters < result.before.parameters
 
 
 def some(shift: int) -> Iterator[tuple[str, str, str]]:
-    """Every method once; another criterion and correction for each, and for each case."""
+    """Half of the methods; another criterion and correction for each, and for each case."""
     for i, method in enumerate(METHODS):
-        yield method, CRITERIA[(i + shift) % len(CRITERIA)], CORRECTIONS[(i + shift) % 4]
+        if (i + shift) % 2 == 0:
+            yield method, CRITERIA[(i + shift) % len(CRITERIA)], CORRECTIONS[(i + shift) % 4]
 
 
 NAMES = [*CASES, "no affine", "no running statistics"]
@@ -198,7 +197,9 @@ def test_what_lbyl_delivers_stays_small_at_every_scale(scale: float) -> None:
     model = trained()
     with torch.no_grad():
         model.norm.weight *= scale
-    weights = unit_weights(lbyl.trace(model, torch.zeros(1, 3, 6, 6)), model)["first"]
-    for kept in itertools.combinations(range(6), 3):
-        matrix = lbyl.methods.LBYL().deliver(weights, torch.tensor(kept), None).matrix
-        assert float(matrix.abs().max()) < 1e3
+    prepared = lbyl.prepare(model, torch.zeros(1, 3, 6, 6), include="first")
+    largest = float(model.second.weight.detach().abs().max())
+    for kept in itertools.islice(itertools.combinations(range(6), 3), 0, None, 4):
+        plan = lbyl.Plan({"first": torch.tensor(kept)}, {"first": 6})
+        slim = prepared.compress(plan, method="lbyl").model
+        assert float(slim.second.weight.detach().abs().max()) < 1e3 * largest

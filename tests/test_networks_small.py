@@ -47,10 +47,7 @@ def test_no_row_of_the_page_has_a_problem() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", foreign.every())
 def test_network(
-    name: str,
-    tmp_path: Path,
-    elsewhere: Elsewhere,
-    record_property: Callable[[str, object], None],
+    name: str, tmp_path: Path, elsewhere: Elsewhere, record_property: Callable[[str, object], None]
 ) -> None:
     pytest.importorskip(name.partition("/")[0])
     row = examine(name, tmp_path / "slim", elsewhere)

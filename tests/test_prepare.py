@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,97 +10,49 @@ import torch
 from torch import nn
 
 import lbyl
-from lbyl import api
-from lbyl.inputs import batches
-from lbyl.planning import elimination
 from support import quick
 from support.networks import build, example, fingerprint
 
-
-class Counter:
-    """Counts calls of functions, which do as before."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.patch = monkeypatch
-        self.calls: dict[str, int] = {}
-
-    def watch(self, module: Any, name: str, each: bool = False) -> None:
-        """Count a function's calls; with `each`, what its first argument lists."""
-        original: Callable[..., Any] = getattr(module, name)
-        self.calls[name] = 0
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.calls[name] += len(args[0]) if each else 1
-            return original(*args, **kwargs)
-
-        self.patch.setattr(module, name, counted)
+pytestmark = pytest.mark.usefixtures("few_images")
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    counter = Counter(monkeypatch)
-    counter.watch(api, "guest_and_graph")
-    counter.watch(api, "collect")
-    counter.watch(api, "analytic_statistics")
-    counter.watch(elimination, "eliminate_together", each=True)
-    counter.watch(batches, "match_first_batchnorm")
-    monkeypatch.setattr(batches, "image_count", lambda shape: 32)
-    return counter.calls
+class Watched:
+    """A prepared network that tells how often it collected statistics."""
+
+    def __init__(self, name: str = "chain", **options: Any) -> None:
+        self.collections = 0
+        self.prepared = lbyl.prepare(build(name), example(name), progress=self.note, **options)
+
+    def note(self, stage: str, step: int, steps: int) -> None:
+        self.collections += stage == "collecting" and step == 1
 
 
-def test_a_budget_traces_once_and_eliminates_once(calls: dict[str, int]) -> None:
-    model, x = build("bottleneck"), example("bottleneck")
-    result = lbyl.compress(model, x, lbyl.Budget(macs=0.6), criterion="echo")
-    assert calls["guest_and_graph"] == calls["collect"] == 1
-    assert calls["eliminate_together"] == len(result.graph)
-    by_norm = lbyl.compress(model, x, lbyl.Budget(macs=0.6))
-    assert calls["guest_and_graph"] == 2 and calls["eliminate_together"] == 2 * len(by_norm.graph)
-
-
-def test_gains_are_fitted_once_a_call(calls: dict[str, int]) -> None:
-    """Collecting, recalibrating and refining share them."""
-    lbyl.compress(build("chain"), example("chain"), 0.5, refine=2)
-    assert calls["match_first_batchnorm"] == 1
-
-
-def test_statistics_are_collected_once_for_many_compressions(calls: dict[str, int]) -> None:
-    prepared = lbyl.prepare(build("chain"), example("chain"))
-    assert calls["collect"] == 0  # when first needed
+def test_statistics_are_collected_once_for_many_compressions() -> None:
+    watched = Watched()
+    prepared = watched.prepared
+    assert watched.collections == 0  # when first needed
     for ratio in (0.3, 0.5):
         for method in ("echo", "lbyl", quick.correcting("none", "mean")):
             prepared.compress(ratio, method=method)
     prepared.compress(lbyl.Budget(params=0.5), criterion="echo")
     prepared.plan(0.5, criterion="echo")
     prepared.estimate((0.5,))
-    assert calls["guest_and_graph"] == calls["collect"] == calls["match_first_batchnorm"] == 1
-    prepared.compress(0.5, method="moments")
-    prepared.compress(0.3, method="moments")
-    assert calls["collect"] == calls["analytic_statistics"] == 1
+    prepared.compress(0.5, method="moments")  # which asks the weights
+    assert watched.collections == 1
+    assert prepared.statistics() is prepared.statistics()
     prepared.compress(0.5, method=lbyl.methods.Echo(taps="channels"))
-    assert calls["collect"] == 2  # other moments
+    assert watched.collections == 2  # other moments
 
 
-def test_nothing_is_collected_that_nothing_looks_at(calls: dict[str, int]) -> None:
-    prepared = lbyl.prepare(build("chain"), example("chain"))
+def test_nothing_is_collected_that_nothing_looks_at() -> None:
+    watched = Watched()
     for method in ("none", "lbyl", "fold"):
-        prepared.compress(0.5, method=method)
-    prepared.plan(0.5, method="none")
-    assert calls["collect"] == 0
-    before = calls["match_first_batchnorm"]
-    assert before == 1  # for the inputs that the forecast is told on
-    lbyl.compress(build("chain"), example("chain"), 0.5, data=example("chain", 1400))
-    assert calls["collect"] == 1 and calls["match_first_batchnorm"] == before
-    lbyl.compress(build("chain"), example("chain"), 0.5, data=example("chain", 20))
-    # so few that data-free ones stand beside them
-    assert calls["collect"] == 2 and calls["match_first_batchnorm"] == before + 1
-
-
-def test_wrong_ratios_are_refused_before_anything_takes_long(calls: dict[str, int]) -> None:
-    prepared = lbyl.prepare(build("chain"), example("chain"))
-    for ratio in (1.5, {"nowhere": 0.5}):
+        watched.prepared.compress(0.5, method=method)
+    watched.prepared.plan(0.5, method="none")
+    for ratio in (1.5, {"nowhere": 0.5}):  # refused before anything takes long
         with pytest.raises(lbyl.LbylError):
-            prepared.compress(ratio)
-    assert calls["collect"] == 0
+            watched.prepared.compress(ratio)
+    assert watched.collections == 0
 
 
 @pytest.mark.parametrize("method", ["echo", "lbyl", "moments"])

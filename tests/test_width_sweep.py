@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.graph.unit import Graph, Unit
 from lbyl.surgery.indices import pruned_of
-from lbyl.torchkit.tensors import tensors
 from support import architectures
 from support.reference import distance
 
@@ -54,10 +53,11 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     return model, x
 
 
-def silent(model: nn.Module, graph: Graph, unit: Unit, kept: Tensor) -> nn.Module:
+def silent(model: nn.Module, graph: lbyl.Graph, unit: Any, kept: Tensor) -> nn.Module:
     """The original in which nothing is written into the pruned channels of the stream."""
     quiet = copy.deepcopy(model)
-    state, pruned = tensors(quiet), unit.start + pruned_of(unit.channels, kept)
+    state = {**dict(quiet.named_parameters()), **dict(quiet.named_buffers())}
+    pruned = unit.start + pruned_of(unit.channels, kept)
     read = {(c.weight, c.axis) for c in graph.consumers.values()} - {(t, 1) for t in graph.tables}
     norms = {norm.weight for norm in graph.channel_norms}
     with torch.no_grad():

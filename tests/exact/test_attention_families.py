@@ -88,8 +88,14 @@ def silenced(model: nn.Module, graph: lbyl.Graph, plan: lbyl.Plan) -> nn.Module:
     return quiet
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", OWN)
+SOME = [  # each family once, each kind with some of them; all where there is time
+    pytest.param(name, kind, marks=() if (i + j) % 4 == 1 else pytest.mark.slow)
+    for i, name in enumerate(OWN)
+    for j, kind in enumerate(KINDS)
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), SOME)
 def test_a_cut_of_attention_equals_the_silenced_original(name: str, kind: str) -> None:
     model, x = build(name)
     graph = lbyl.trace(model, x, include=["*", f"*:{kind}"])
@@ -108,7 +114,9 @@ def test_a_cut_of_attention_equals_the_silenced_original(name: str, kind: str) -
         assert restored.model(x).isfinite().all()
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "StableLm" else pytest.mark.slow) for n in OWN]
+)
 def test_attention_and_the_width_of_the_stream_go_together(name: str) -> None:
     model, x = build(name)
     both = lbyl.compress(model, x, 0.4, residual=True, include=["*", "*:*"])

@@ -71,12 +71,7 @@ def test_a_language_model_keeps_the_head_that_its_weights_hold(
     [
         ("GPT2LMHeadModel", "GPT2Config", GPT2, "GPT2LMHeadModel"),
         ("BertForMaskedLM", "BertConfig", SIZES, "BertForMaskedLM"),
-        (
-            "BertForSequenceClassification",
-            "BertConfig",
-            SIZES,
-            "BertForSequenceClassification",
-        ),
+        ("BertForSequenceClassification", "BertConfig", SIZES, "BertForSequenceClassification"),
         ("ViTForImageClassification", "ViTConfig", IMAGE, "ViTForImageClassification"),
         ("LlamaModel", "LlamaConfig", SIZES, "LlamaModel"),  # there is no head
         ("BertModel", "BertConfig", SIZES, "BertModel"),

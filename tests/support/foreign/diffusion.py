@@ -144,10 +144,7 @@ ENTRIES: dict[str, Entry] = {
             "cross_attention_dim": 12,
             "projection_class_embeddings_input_dim": 24,
             "addition_time_embed_dim": 8,
-            "down_block_types": (
-                "CrossAttnDownBlockSpatioTemporal",
-                "DownBlockSpatioTemporal",
-            ),
+            "down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
             "up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
         },
         lambda: {

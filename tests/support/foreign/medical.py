@@ -141,11 +141,7 @@ ENTRIES: dict[str, Entry] = {
         },
         flat,
     ),
-    "quicknat": (
-        "Quicknat",
-        {"num_classes": 3, "num_filters": 8},
-        lambda: flat(32),
-    ),
+    "quicknat": ("Quicknat", {"num_classes": 3, "num_filters": 8}, lambda: flat(32)),
     "ahnet": (
         "AHNet",
         {"layers": (1, 1, 1, 1), "spatial_dims": 2, "psp_block_num": 0},
@@ -280,11 +276,7 @@ ENTRIES: dict[str, Entry] = {
             "num_head_channels": 4,
             "conditioning_embedding_num_channels": (8, 8),
         },
-        lambda: {
-            "x": flat(),
-            "timesteps": torch.tensor([1, 5]),
-            "controlnet_cond": flat(32),
-        },
+        lambda: {"x": flat(), "timesteps": torch.tensor([1, 5]), "controlnet_cond": flat(32)},
     ),
     "decoder-only": (
         "DecoderOnlyTransformer",

@@ -29,11 +29,7 @@ ENTRIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "resnet18",
         {**FEW, "classes": 4, "aux_params": {"classes": 3, "dropout": 0.2}},
     ),
-    "unet-depth-3": (
-        "Unet",
-        "densenet121",
-        {"encoder_depth": 3, "decoder_channels": (24, 16, 8)},
-    ),
+    "unet-depth-3": ("Unet", "densenet121", {"encoder_depth": 3, "decoder_channels": (24, 16, 8)}),
     "unet-timm": ("Unet", "tu-regnety_002", FEW),
     "unet-timm-convnext": (
         "Unet",
@@ -49,11 +45,7 @@ ENTRIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "linknet": ("Linknet", "resnet18", {}),
     "linknet-lite": ("Linknet", "timm-tf_efficientnet_lite0", {}),
     "fpn": ("FPN", "mobilenet_v2", {"decoder_pyramid_channels": 32}),
-    "fpn-cat": (
-        "FPN",
-        "resnet18",
-        {"decoder_pyramid_channels": 32, "decoder_merge_policy": "cat"},
-    ),
+    "fpn-cat": ("FPN", "resnet18", {"decoder_pyramid_channels": 32, "decoder_merge_policy": "cat"}),
     "pspnet": ("PSPNet", "resnet18", {"psp_out_channels": 32}),
     "pan": ("PAN", "resnet18", {}),
     "deeplab": ("DeepLabV3", "resnet18", {"decoder_channels": 32}),

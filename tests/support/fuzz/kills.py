@@ -5,6 +5,7 @@ A process forks off one that has torch loaded already, so that its whole life is
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import lbyl
 from lbyl.models import zoo
-from lbyl.torchkit.files import read_json, read_tensors, write_tensors
 from lbyl.train import TrainConfig, train
 from support import quick
 from support.networks import build, example
@@ -184,7 +185,8 @@ def training() -> Work:
     whole: dict[str, Tensor] = {}
 
     def run(folder: Path) -> None:
-        write_tensors(folder / "weights", _learn(folder), {})
+        save_file(_learn(folder), folder / "part")
+        (folder / "part").replace(folder / "weights")
 
     def start(folder: Path) -> None:
         shutil.rmtree(folder / "run", ignore_errors=True)
@@ -192,11 +194,11 @@ def training() -> Work:
 
     def check(folder: Path) -> None:
         for state in sorted((folder / "run").glob("checkpoint-*/state.json"))[-1:]:
-            assert len(read_json(state)["history"]) <= EPOCHS
-            read_tensors(state.parent / "model.safetensors")
-            read_tensors(state.parent / "optimizer.safetensors")
+            assert len(json.loads(state.read_text())["history"]) <= EPOCHS
+            load_file(state.parent / "model.safetensors")
+            load_file(state.parent / "optimizer.safetensors")
         if (folder / "weights").exists():
-            found, _ = read_tensors(folder / "weights")
+            found = load_file(folder / "weights")
             if not whole:
                 whole.update(found)
             assert all(torch.equal(found[name], whole[name]) for name in whole)

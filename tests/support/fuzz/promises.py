@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import lbyl
-from lbyl.graph.unit import Graph
-from lbyl.planning.plan import Plan
-from lbyl.restoring.rewrite import restore
-from lbyl.surgery.cut import copy_model
-from lbyl.surgery.indices import kept_along, kept_indices, kept_mask
-from lbyl.torchkit.fallbacks import noting
-from lbyl.torchkit.run import call_model
-from lbyl.torchkit.tensors import tensors
 from support.fuzz.architectures import Drawn, draw, reset
 from support.networks import fingerprint
 from support.reference import distance, flat
@@ -31,7 +25,7 @@ from support.reference import distance, flat
 EXACT = 1e-7  # relative, in float64: some networks divide by what nearly cancels
 IMAGES = 12
 RATIOS = (0.25, 0.5, 0.75)
-NONE = lbyl.methods.resolve("none")
+NONE = lbyl.methods.Prune()
 
 
 class Broken(AssertionError):
@@ -81,8 +75,9 @@ def check(seed: int, without: Collection[str] = ()) -> Kept:
             return Kept(0, None, (*elements, "said that it cannot be done"))
         graph = restored.graph
         apart = prepared.model  # with experts that are layers of their own
-        cut = restore(apart, graph, restored.plan, NONE, None).model
-    _check_identity(apart, drawn, graph)
+        cut = prepared.compress(restored.plan, method=NONE).model
+        whole = prepared.compress(_whole(graph), method=NONE).model
+    _check_identity(drawn, whole)
     _check_silenced(apart, drawn, restored, cut)
     _check_sizes(restored)
     _check_budget(model, restored, amount)
@@ -91,7 +86,7 @@ def check(seed: int, without: Collection[str] = ()) -> Kept:
     return Kept(len(restored.plan.pruned), method.name, tuple(elements))
 
 
-def _traced(drawn: Drawn, residual: bool, include: list[str]) -> Graph:
+def _traced(drawn: Drawn, residual: bool, include: list[str]) -> lbyl.Graph:
     try:
         return lbyl.trace(drawn.model, drawn.inputs, residual=residual, include=include)
     except lbyl.LbylError as error:
@@ -205,7 +200,34 @@ def surroundings() -> dict[str, Any]:
 def run(model: nn.Module, inputs: Any) -> list[Tensor]:
     """Outputs in evaluation mode, whatever mode the model is in; it is not changed."""
     with torch.no_grad():
-        return flat(call_model(copy_model(model).eval(), inputs))
+        given = tree_map_only(Tensor, Tensor.clone, inputs)  # some change theirs in place
+        twin = copied(model).eval()
+        if isinstance(given, dict):
+            return flat(twin(**given))
+        return flat(twin(*given) if isinstance(given, tuple) else twin(given))
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy, also where a weight was computed in a forward and is no leaf of the graph."""
+    held = [value for module in model.modules() for value in vars(module).values()]
+    computed = [x for x in held if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, also those that are not saved; tied ones once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def left_along(graph: lbyl.Graph, kept: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
+    """For every axis of a parameter with channels of units: which of its indices stay."""
+    mask = torch.ones(graph.numbers + 1, dtype=torch.bool)  # the last stands for no channel
+    for name, indices in kept.items():
+        unit = graph[name]
+        mask[unit.start : unit.start + unit.channels] = False
+        mask[unit.start + indices] = True
+    along = {axis: mask[channel] for axis, channel in graph.axes.items()}
+    return {axis: left if left.dim() == 1 else left.all(1) for axis, left in along.items()}
 
 
 def outputs(model: nn.Module, drawn: Drawn) -> list[Tensor]:
@@ -213,28 +235,31 @@ def outputs(model: nn.Module, drawn: Drawn) -> list[Tensor]:
     return [x for each in drawn.each for x in run(model, each)]
 
 
-def _check_identity(apart: nn.Module, drawn: Drawn, graph: Graph) -> None:
+def _whole(graph: lbyl.Graph) -> lbyl.Plan:
+    """The plan in which every channel stays."""
     sizes = {unit.name: unit.channels for unit in graph}
-    plan = Plan({name: torch.arange(size) for name, size in sizes.items()}, sizes)
-    whole = restore(apart, graph, plan, NONE, None).model
-    before, after = outputs(apart, drawn), outputs(whole, drawn)
+    return lbyl.Plan({name: torch.arange(size) for name, size in sizes.items()}, sizes)
+
+
+def _check_identity(drawn: Drawn, whole: nn.Module) -> None:
+    before, after = outputs(drawn.model, drawn), outputs(whole, drawn)
     same = len(before) == len(after) and all(map(torch.equal, before, after))
     _require(same, "ratio 0 is the identity: the outputs differ")
 
 
-def silenced(model: nn.Module, graph: Graph, plan: Plan) -> nn.Module:
+def silenced(model: nn.Module, graph: lbyl.Graph, plan: lbyl.Plan) -> nn.Module:
     """The original in which no consumer hears a pruned channel: those columns are zero.
 
     Of attention nothing is made in pruned channels either: those rows are zero.
     """
-    quiet = copy_model(model)
-    state, mask = tensors(quiet), kept_mask(graph, plan.kept)
+    quiet = copied(model)
+    state, unread = tensors(quiet), left_along(graph, plan.kept)
     heard = {unit.name for unit in graph.units if unit.attention is not None}
-    unmade = kept_mask(graph, {name: kept for name, kept in plan.kept.items() if name in heard})
+    unmade = left_along(graph, {name: k for name, k in plan.kept.items() if name in heard})
     read = {(c.weight, c.axis) for c in graph.consumers.values()}
     with torch.no_grad():
-        for (name, axis), channel in graph.axes.items():
-            left = kept_along(channel, mask if (name, axis) in read else unmade)
+        for name, axis in graph.axes:
+            left = (unread if (name, axis) in read else unmade)[name, axis]
             pruned = torch.nonzero(~left).reshape(-1)
             if len(pruned):
                 state[name].index_fill_(axis, pruned, 0)
@@ -244,8 +269,8 @@ def silenced(model: nn.Module, graph: Graph, plan: Plan) -> nn.Module:
 def _check_silenced(apart: nn.Module, drawn: Drawn, result: lbyl.Result, cut: nn.Module) -> None:
     """On the example inputs, and on others: smaller, of another sign, of other paths."""
     graph, plan = result.graph, result.plan
-    indices = kept_indices(graph, plan.kept)
-    if any((norm.weight, 0) in indices for norm in graph.channel_norms):
+    left = left_along(graph, plan.kept)
+    if any(not left.get((n.weight, 0), torch.ones(1)).all() for n in graph.channel_norms):
         return  # a norm over fewer channels is right to first order only
     quiet = silenced(apart, graph, plan)
     for each in drawn.each:
@@ -279,12 +304,11 @@ def _check_budget(model: nn.Module, result: lbyl.Result, amount: Any) -> None:
 def _check_sizes(result: lbyl.Result) -> None:
     """Shapes are those planned, attributes tell them, and the counts are those of the model."""
     graph, state = result.graph, tensors(result.model)
-    mask = kept_mask(graph, result.plan.kept)
-    for (name, axis), channel in graph.axes.items():
+    for (name, axis), flags in left_along(graph, result.plan.kept).items():
         if name not in state:
             continue  # of an expert: all of them are one tensor again
-        left = int(kept_along(channel, mask).sum())
-        _require(state[name].shape[axis] == left, f"{name} has {left} of {len(channel)} left")
+        left = int(flags.sum())
+        _require(state[name].shape[axis] == left, f"{name} has {left} of {len(flags)} left")
     counted = sum(p.numel() for p in result.model.parameters())
     _require(counted == result.after.parameters, "parameters are counted as they are")
     _require(result.after.macs <= result.before.macs, "multiplications do not grow")
@@ -307,15 +331,14 @@ def _check_restored(
     _require(shapes, f"{called} gives outputs of the same shapes")
     if not method.needs_statistics:
         return  # it does not go by statistics that it could be measured on
-    graph, plan, statistics = prepared.graph, restored.plan, prepared.statistics(method.source)
-    with noting():
-        nothing = restore(prepared.model, graph, plan, NONE, statistics)
-        something = restore(prepared.model, graph, plan, method, statistics)
-    for name, written in something.consumers.items():
-        error, bare = written.error, nothing.consumers[name].error
-        if error is not None and bare is not None:
-            better = error <= 1.02 * bare + 1e-6
-            told = f"{error:.3g} instead of {bare:.3g} in {name}"
+    known = lbyl.Prepared(
+        drawn.model, drawn.inputs, prepared.graph, prepared.statistics(method.source)
+    )
+    nothing = known.compress(restored.plan, method=replace(NONE, correction="mean"))
+    for written, bare in zip(restored.rows, nothing.rows, strict=True):
+        if written.error is not None and bare.error is not None:
+            better = written.error <= 1.02 * bare.error + 1e-6
+            told = f"{written.error:.3g} instead of {bare.error:.3g} behind {written.unit}"
             _require(better, f"{called} is no worse than nothing on its statistics: {told}")
 
 
