@@ -97,7 +97,7 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     """
     values, attributes, apart = checked(Path(directory), model)
     if apart:
-        split_in_place(model)
+        split_in_place(model, apart)
     before = _shell(model)
     replace_tensors(model, values)
     refit_attributes(model, before)
@@ -107,8 +107,8 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
 
 def checked(
     path: Path, model: nn.Module
-) -> tuple[dict[str, Tensor], dict[str, dict[str, int]], bool]:
-    """What a directory has for this network: tensors, attributes, whether experts lie apart.
+) -> tuple[dict[str, Tensor], dict[str, dict[str, int]], set[str]]:
+    """What a directory has for this network: tensors, attributes, which experts lie apart.
 
     One clear error where its files contradict each other or the network, which stays as it is.
     """
@@ -118,8 +118,10 @@ def checked(
         raise LbylError(f"there is no {MODEL} in {path}")
     values, notes = read_tensors(path / MODEL)
     whole = tensors(model)
-    apart = any(n not in whole and n.rpartition(".")[0] in whole for n in values)
-    like = split_experts(model) if apart else model  # experts of different widths are saved apart
+    # Experts of different widths are saved apart, and those of equal ones in one tensor.
+    split = {n.rpartition(".")[0] for n in values if n not in whole} & whole.keys()
+    apart = {name.rpartition(".")[0] for name in split}
+    like = split_experts(model, apart) if apart else model
     _check_original(like, document.get("shapes", {}))
     _check_fits(like, values, plan)
     said = _said(document, notes)

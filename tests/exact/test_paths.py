@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -286,3 +287,35 @@ def test_a_layer_that_no_code_names_leaves_the_others_prunable() -> None:
             return self.b(self.a(x).relu())
 
     assert lbyl.trace(LeftOver().eval(), torch.randn(2, 8)).names == ["a"]
+
+
+class NormsByColour(nn.Module):
+    """The colour of images decides which norms they go through."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.first, self.other = nn.Conv2d(3, 6, 3, padding=1), other
+        self.norm, self.out = nn.BatchNorm2d(6), nn.Linear(6, 8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)) if x[:, 0].mean() <= 1e-6 else self.other(x)
+        return self.last(self.out(h.mean((2, 3))).relu())
+
+
+OTHER: dict[str, Callable[[], nn.Module]] = {
+    "none": lambda: nn.Conv2d(3, 6, 1),
+    "wider": lambda: nn.Sequential(nn.Conv2d(3, 9, 1), nn.BatchNorm2d(9), nn.Conv2d(9, 6, 1)),
+    "smaller map": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6)),
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_images_are_drawn_for_a_network_that_takes_them_through_several_norms(
+    other: str, sign: float
+) -> None:
+    torch.manual_seed(0)
+    model, x = NormsByColour(OTHER[other]()).eval(), torch.ones(2, 3, 12, 12)
+    result = lbyl.compress(model, x * sign, {"out": 0.5}, method="echo")
+    assert "out" in result.plan.pruned

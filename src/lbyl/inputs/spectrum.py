@@ -113,6 +113,10 @@ class _FirstNormReached(Exception):
     """Carries the first BatchNorm's input and running statistics; the rest need not run."""
 
 
+class _OtherPath(Exception):
+    """Images do not all come to one BatchNorm: values decide what runs, or none is reached."""
+
+
 class FirstNorm(Watch):
     """Stops a network at its first BatchNorm."""
 
@@ -151,18 +155,30 @@ def match_first_batchnorm(model: nn.Module, example_inputs: Inputs) -> SpectrumG
     top, left = ((side - min(side, WINDOW)) // 2 for side in shape[1:])
     images = images[:, :, top : top + WINDOW, left : left + WINDOW]
 
-    def ask(images: Tensor) -> Entering | None:
-        return _enters(model, _in_place_of(example_inputs, example, images))
+    made: dict[torch.Size, torch.Size] = {}  # sizes of images → shapes of what enters
+
+    def ask(images: Tensor) -> Entering:
+        seen = _enters(model, _in_place_of(example_inputs, example, images))
+        if seen is None:
+            raise _OtherPath
+        entering = seen.x.shape[1:]
+        known = made.setdefault(images.shape[2:], entering)
+        if known != entering or any(x[0] != entering[0] for x in made.values()):
+            raise _OtherPath
+        return seen
 
     with evaluation_mode(model):
-        seen = _products(ask, images)
-        if seen is None:
+        try:
+            seen = _products(ask, images)
+            if seen is None:
+                return None
+            products, target = seen
+            active = target > SEEN * target.mean()
+            if not bool(active.any()):
+                return None
+            even = _even_pictures(ask, shape, images)
+        except _OtherPath:
             return None
-        products, target = seen
-        active = target > SEEN * target.mean()
-        if not bool(active.any()):
-            return None
-        even = _even_pictures(ask, shape, images)
     mean = torch.zeros(shape[0], dtype=torch.float64)
     for _ in range(2):  # what the borders of an even picture give is no variance of the images
         own = (target - even.border_variance(mean)).clamp(min=LEAST_LEFT * target)[active]
@@ -227,7 +243,7 @@ def match_first_biases(model: nn.Module, example_inputs: Inputs) -> SpectrumGain
 
     with evaluation_mode(model):
         made, even = ask(images), ask(_one_colour_each(shape, images))
-    if made is None or even is None:
+    if made is None or even is None or made.shape[1] != even.shape[1]:
         return None
     level = even.flatten(2).median(2).values  # (1 + channels, filters): borders do not count
     deviation = (made - level[0][:, None, None]).transpose(0, 1).flatten(1).std(1)
@@ -260,8 +276,8 @@ def strength_and_mean(bias: Tensor, seen: Tensor) -> tuple[Tensor, float]:
     return mean, min(float(left.abs().median()) / TYPICAL, STRONGEST)
 
 
-Ask = Callable[[Tensor], Entering | None]
-"""What images make enter the first BatchNorm."""
+Ask = Callable[[Tensor], Entering]
+"""What images make enter the first BatchNorm; raises `_OtherPath` where it is not the same."""
 
 
 def _products(ask: Ask, images: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -272,20 +288,15 @@ def _products(ask: Ask, images: Tensor) -> tuple[Tensor, Tensor] | None:
     seen, variance = Responses(), torch.zeros(0)
     parts = (len(BLURS) + 1) * images.shape[1]
     first = ask(images[:1])
-    if first is None:
-        return None
     at_a_time = len(images)
     if images.device.type == "cpu":
         at_a_time = max(1, min(SEEN_AT_ONCE, NUMBERS_AT_ONCE // (parts * first.x.numel())))
     for some in images.split(at_a_time):
         whole, nothing = ask(some), ask(torch.zeros_like(some))
-        if whole is None or nothing is None:
-            return None
         variance = whole.variance.double().cpu()
         made = []
         for gains in torch.eye(parts):
             part = ask(SpectrumGains(gains.reshape(-1, images.shape[1]))(some))
-            assert part is not None  # what took the whole takes a part
             made.append(part.x - nothing.x)
         seen.add(torch.stack(made), whole.x - nothing.x)
     if not seen.add_up:
@@ -364,7 +375,6 @@ def _one_colour_each(shape: tuple[int, ...], like: Tensor) -> Tensor:
 def _even_pictures(ask: Ask, shape: tuple[int, ...], like: Tensor) -> EvenPictures:
     """Pictures of the whole size, for their borders."""
     seen = ask(_one_colour_each(shape, like))
-    assert seen is not None  # what took images takes these
     x = seen.x.flatten(2).double().cpu()
     mean = seen.mean.double().cpu() - x[0].mean(1)
     return EvenPictures(x[1:] - x[:1], mean, seen.variance.double().cpu())

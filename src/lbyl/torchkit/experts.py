@@ -11,7 +11,7 @@ Which modules these are is found by the form of their parameters and proven by a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -95,9 +95,14 @@ def _computes_the_same(fused: nn.Module, split: SplitExperts) -> bool:
 
 
 def _of(model: nn.Module, kind: type[nn.Module] | None) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Parent, name and module of every set of experts: fused ones, or those of a class."""
+    """Parent, name and module of every set of experts: fused ones, or those of a class.
+
+    Those that stand in several places are met in each.
+    """
     for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
+        for name, module in list(parent._modules.items()):
+            if module is None:
+                continue
             if is_fused(module) if kind is None else isinstance(module, kind):
                 yield parent, name, module
 
@@ -120,20 +125,32 @@ def alignments(model: nn.Module) -> dict[str, int]:
     }
 
 
-def split_in_place(model: nn.Module) -> None:
-    """Take all experts of a model apart that can be, in the model itself."""
+def split_in_place(model: nn.Module, named: Collection[str] | None = None) -> None:
+    """Take experts of a model apart, in the model itself: those that are named, or all that can be.
+
+    Those that are named were taken apart before, with other weights, and need no trial.
+    """
+    fused = {id(module): module for _, _, module in _of(model, None)}
+    if named is not None:
+        asked = {id(model.get_submodule(name)) for name in named}
+        fused = {key: module for key, module in fused.items() if key in asked}
+    made = {key: SplitExperts(module).train(module.training) for key, module in fused.items()}
     for parent, name, module in _of(model, None):
-        split = SplitExperts(module).train(module.training)
-        if len(split.gate_up_proj) > 1 and _computes_the_same(module, split):
+        split = made.get(id(module))
+        if split is not None and (named is not None or _can_be_split(module, split)):
             setattr(parent, name, split)
 
 
-def split_experts(model: nn.Module) -> nn.Module:
+def _can_be_split(fused: nn.Module, split: SplitExperts) -> bool:
+    return len(split.gate_up_proj) > 1 and _computes_the_same(fused, split)
+
+
+def split_experts(model: nn.Module, named: Collection[str] | None = None) -> nn.Module:
     """The model with its experts apart: a copy that shares all tensors, or itself without any."""
     if not isinstance(model, nn.Module) or not has_fused_experts(model):  # tracing refuses others
         return model
     twin = deep_copy(model, {id(x): x for x in tensors(model).values()})
-    split_in_place(twin)
+    split_in_place(twin, named)
     return twin
 
 
@@ -151,15 +168,23 @@ def join_experts(model: nn.Module) -> list[str]:
     Those are experts whose widths differ, or are none that kernels can run.
     """
     apart = []
+    made: dict[int, nn.Module] = {}
     for parent, name, split in _of(model, SplitExperts):
         widths = {x.shape[1] * x.element_size() for x in split.down_proj}
         if len(widths) > 1 or any(width % ALIGNED for width in widths):
             apart.append(name)
             continue
-        fused = deep_copy(split.fused[0], {})
-        for key, parts in ((GATED, split.gate_up_proj), (DOWN, split.down_proj)):
-            stacked = torch.stack([x.detach() for x in parts])
-            fused._parameters[key] = nn.Parameter(stacked, parts[0].requires_grad)
-        refit_experts(fused, split.fused[0])
-        setattr(parent, name, fused.train(split.training))
+        if id(split) not in made:
+            made[id(split)] = _fused(split)
+        setattr(parent, name, made[id(split)])
     return apart
+
+
+def _fused(split: SplitExperts) -> nn.Module:
+    """One module with the experts' weights in one tensor each."""
+    fused = deep_copy(split.fused[0], {})
+    for key, parts in ((GATED, split.gate_up_proj), (DOWN, split.down_proj)):
+        stacked = torch.stack([x.detach() for x in parts])
+        fused._parameters[key] = nn.Parameter(stacked, parts[0].requires_grad)
+    refit_experts(fused, split.fused[0])
+    return fused.train(split.training)

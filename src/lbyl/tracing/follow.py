@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from types import CodeType
 
-from torch import nn
+from torch import Tensor, nn
 
 from lbyl.surgery.cut import weightless_copy
+from lbyl.surgery.layout import whole_numbers
 from lbyl.torchkit.forms import Forms
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import tensors
@@ -34,12 +36,33 @@ def follow(
     run = record(model, inputs, on, spare, before=before, forms=forms)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
     if training:
-        own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
-        silent = own - set(flow.record.parameters.values())
-        if silent and flow.record.ran != "real":
-            silent -= _heed_training(flow, model, inputs, silent)
-        _heed_unreached(flow, model, silent)
+        unread = _unread(flow, model)
+        if unread and flow.record.ran != "real":
+            unread -= _heed_training(flow, model, inputs, unread)
+        _heed_unreached(flow, model, unread)
     return flow
+
+
+def _unread(flow: Flow, model: nn.Module) -> set[str]:
+    """Parameters that no call has read, and buffers that another path would compute with.
+
+    Those are the numbers of modules that have not run and, where values decide what runs, vectors
+    of others: matrices that nothing reads are mostly masks.
+    """
+    record = flow.record
+    read = set(record.parameters.values())
+
+    def counts(name: str, tensor: Tensor) -> bool:
+        if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+            return isinstance(tensor, nn.Parameter)
+        has_run = name.rpartition(".")[0] in record.frames
+        return not has_run or (record.ran == "real" and _is_vector(tensor.shape))
+
+    return {name for name, x in tensors(model).items() if name not in read and counts(name, x)}
+
+
+def _is_vector(sizes: Sequence[int]) -> bool:
+    return sum(size > 1 for size in sizes) < 2
 
 
 def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str]) -> set[str]:
@@ -74,42 +97,70 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
     return reached
 
 
-def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
+def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
     """Pin the channels that a layer could read which no run has reached, as of another task.
 
     Code can only hand it what it sees itself: the values in the code of the innermost module
     around the layer that has run, and those that modules keep. Of those the ones whose width fits
-    the layer, and all of them where none fits and the code names the layer: it would be handed
-    something made of them.
+    the layer, and all of them where none explains it and the code names the layer: it would be
+    handed something made of them.
     """
-    frames, state = flow.record.frames, tensors(model)
-    inside = {name.rpartition(".")[0] for name in silent}
+    frames = flow.record.frames
     entered: set[str] = set()  # modules that no run has entered, by their outermost
-    kept = flow.record.kept
-    seen = {frame: _widths(flow, values | kept) for frame, values in frames.items() if silent}
-    for name, tensor in state.items():
-        owner = name.rpartition(".")[0]
-        if name not in silent and (owner not in inside or owner in frames):
-            continue
-        frame = _frame_around(owner, frames)
-        widths = seen[frame]
-        others = set().union(*widths.values())
-        meets = [v for v, own in widths.items() if _fits(own, tensor.shape, others)]
-        vector = sum(size > 1 for size in tensor.shape) < 2
-        if owner in frames and vector:  # as a token in the place of masked ones
+    seen: dict[str, _Frame] = {}
+    for name, owner, sizes in _unreached(model, unread, frames):
+        around = _frame_around(owner, frames)
+        if around not in seen:
+            seen[around] = _Frame.of(flow, frames[around] | flow.record.kept)
+        frame = seen[around]
+        read = _read(model.get_submodule(owner), sizes)
+        meets = frame.fitting(sizes, read)
+        vector = _is_vector(sizes)
+        # As a token in the place of masked ones, which a caller asks for and no value.
+        if owner in frames and vector and flow.record.ran != "real":
             flow.unreached += [name] * bool(meets)
             continue
-        outermost = name if owner in frames else _below(frame, owner)
-        if not meets and not vector and outermost not in entered and _is_named(model, outermost):
-            meets = list(widths)
-        if not vector:
+        outermost = name if owner in frames else _below(around, owner)
+        if not vector and outermost not in entered:
             entered.add(outermost)
+            if not frame.explains(meets, read) and _is_named(model, outermost):
+                meets = list(frame.widths)
         for value in meets:
             flow.atoms.pin(
                 flow.of(value),
                 f"it could be read by {name}, which the example does not reach: give an example "
                 "for each path",
             )
+
+
+def _read(module: nn.Module, sizes: Sequence[int]) -> set[int]:
+    """How many channels a layer with weights of these sizes reads, as far as it tells."""
+    asked = (getattr(module, key, None) for key in ("in_features", "in_channels"))
+    return {n for value in asked for n in whole_numbers(value)} or set(sizes[:2])
+
+
+NORMED = ("normalized_shape", "num_channels")  # what norms call their widths
+
+
+def _unreached(
+    model: nn.Module, unread: set[str], frames: Collection[str]
+) -> Iterator[tuple[str, str, Sequence[int]]]:
+    """Name, module and sizes of what no run has reached.
+
+    Those are tensors, with what lies beside them in modules that have not run, and norms that have
+    none but insist on a width.
+    """
+    inside = {name.rpartition(".")[0] for name in unread} - set(frames)
+    for name, tensor in tensors(model).items():
+        owner = name.rpartition(".")[0]
+        if name in unread or owner in inside:
+            yield name, owner, tensor.shape
+    for name, module in model.named_modules():
+        held = [*module._parameters.values(), *module._buffers.values()]
+        if name not in frames and all(x is None for x in held):
+            widths = [n for key in NORMED for n in whole_numbers(getattr(module, key, None))]
+            if widths:
+                yield name, name, widths
 
 
 def _frame_around(module: str, frames: Collection[str]) -> str:
@@ -145,6 +196,49 @@ def _is_named(model: nn.Module, part: str) -> bool:
 SPLIT = 4  # parts at most that channels are taken to be split into on the way to a layer
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """What the code of a module could hand to a layer: values, by the sizes along channels."""
+
+    widths: dict[int, set[int]]  # of values that carry channels
+    beside: dict[int, set[int]]  # of each of them how wide values are that could be joined to it
+    outputs: set[int]  # of the network
+
+    @classmethod
+    def of(cls, flow: Flow, values: Collection[int]) -> _Frame:
+        values = [v for v in values if v not in flow.record.parameters]
+        widths = {v: {flow.shape(v)[d] for d in flow.dims(v)} - {1} for v in values}
+        second, last = (
+            {flow.shape(v)[d] for v in values if len(flow.shape(v)) > 1} for d in (1, -1)
+        )
+        beside = {
+            v: (second if 1 in flow.dims(v) else set())
+            | (last if len(flow.shape(v)) - 1 in flow.dims(v) else set())
+            for v in values
+        }
+        return cls({v: own for v, own in widths.items() if own}, beside, set(flow.record.outputs))
+
+    def fitting(self, sizes: Sequence[int], read: Collection[int]) -> list[int]:
+        """The values that a layer of these sizes, which reads so many channels, could be handed.
+
+        What carries none, as the input, is only thought of where no value has so many.
+        """
+        whole = any(not own.isdisjoint(read) for own in self.widths.values())
+        several = set().union(*self.widths.values())
+        return [
+            v
+            for v, own in self.widths.items()
+            if _fits(own, sizes, several if whole else several | self.beside[v])
+        ]
+
+    def explains(self, meets: Sequence[int], read: Collection[int]) -> bool:
+        """Whether a layer that reads so many channels could be handed any of these values.
+
+        What the network gives fits a part of a width by accident, for it often is a few classes.
+        """
+        return any(v not in self.outputs or not self.widths[v].isdisjoint(read) for v in meets)
+
+
 def _fits(own: Collection[int], sizes: Sequence[int], others: Collection[int]) -> bool:
     """Whether a parameter of these sizes could read or join channels that come in these widths.
 
@@ -157,13 +251,3 @@ def _fits(own: Collection[int], sizes: Sequence[int], others: Collection[int]) -
         or any(width % size == 0 and width <= SPLIT * size for size in read)
         for width in own
     )
-
-
-def _widths(flow: Flow, values: Collection[int]) -> dict[int, set[int]]:
-    """For each value that carries channels the sizes of the dimensions along which it does."""
-    found = {
-        value: {flow.shape(value)[d] for d in flow.dims(value)} - {1}
-        for value in values
-        if value not in flow.record.parameters
-    }
-    return {value: widths for value, widths in found.items() if widths}
