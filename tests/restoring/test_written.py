@@ -266,6 +266,15 @@ def test_variances_are_put_back_within_limits_where_there_were_any(factor: float
     torch.testing.assert_close(slim.running_mean, model[4].running_mean + mean)
 
 
+def test_outputs_that_are_all_small_are_told_by_their_own_size() -> None:
+    result, model, here = changed(Given(lambda w: 1.2 * w, correction="mean+variance"), range(8))
+    kept = flags(KEPT, 10, 10)
+    _, ratio, error = here.moved(1.2 * here.weight[:, kept], kept)
+    assert result.rows[0].error == pytest.approx(error) and bool((ratio != 1).all())
+    expected = (model[4].running_var + model[4].eps) * ratio - model[4].eps
+    torch.testing.assert_close(result.model[4].running_var, expected, rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize(("factor", "worse"), [(1.009, False), (1.02, True)])
 def test_a_weight_that_errs_by_more_than_what_went_carried_is_only_cut(
     factor: float, worse: bool

@@ -58,6 +58,7 @@ def test_nothing_pruned_changes_nothing(kind: str) -> None:
     model, x = block(kind)
     result = lbyl.compress(model, x, dict.fromkeys(ALL, 0.0))
     assert torch.equal(result.model(x), model(x))
+    assert result.model.state_dict().keys() == model.state_dict().keys()
 
 
 def test_heads_are_cut_for_good_unless_the_code_has_sizes_written_into_it() -> None:

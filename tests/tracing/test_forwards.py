@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -138,7 +139,9 @@ class Odd(nn.Module):
 def test_a_slim_network_shares_within_itself_what_the_original_does_and_nothing_with_it() -> None:
     model, x = randomise(Odd()), torch.randn(5, 4)
     plan = lbyl.Plan({"first": torch.tensor([0, 2, 5])}, {"first": 6})
+    limits = gc.get_threshold()
     slim: Any = lbyl.compress(model, x, plan, method="none").model
+    assert gc.get_threshold() == limits
     assert slim.again is slim.one and slim.tied.weight is slim.one.weight
     assert slim.listed[0] is slim.one and slim.listed[1][0] is slim.norm
     assert slim.listed[1][1]["self"] is slim and slim.counting.copies > 0
