@@ -149,8 +149,9 @@ def test_names_that_are_not_public_have_a_reason(path: str) -> None:
         (
             "from lbyl.models import resolve, zoo, network",
             ["lbyl.models.network"],
-        ),  # private: example
-        ("import lbyl.graph.unit as unit", ["lbyl.graph.unit"]),  # private: example
+        ),
+        # private: examples
+        ("import lbyl.graph.unit as unit", ["lbyl.graph.unit"]),
         ("from lbyl import api  # private: because", []),
         ("# private: because\n# of this\nfrom lbyl.api import (\n    a,\n    b,\n)", []),
         ("from lbyl.api import a, b", ["lbyl.api.a", "lbyl.api.b"]),
