@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import lbyl
 from support import quick
-from support.reference import assert_exact, assert_reloads, prove_cut
+from support.reference import assert_exact, prove_cut
 
 IMAGE = torch.zeros(1, 3, 12, 12)
 LOSING = ("none", "coreset")  # methods that give nothing back for a channel that goes
@@ -320,23 +320,6 @@ def test_what_a_network_does_with_its_mode_is_done_to_copies_and_undone(training
     assert isinstance(slim, TwoWays) and (slim.training, slim.way) == (training, model.way)
 
 
-@pytest.mark.slow
-def test_a_feature_extractor_is_cut_and_loaded(tmp_path: Path) -> None:
-    models = pytest.importorskip("torchvision.models")
-    extraction = pytest.importorskip("torchvision.models.feature_extraction")
-
-    def extractor() -> nn.Module:
-        nodes = {"layer1": "early", "avgpool": "late"}
-        made: nn.Module = extraction.create_feature_extractor(models.resnet18(), nodes).eval()
-        return made
-
-    model, images = extractor(), torch.randn(1, 3, 32, 32)
-    graph = lbyl.trace(model, images)
-    cut = prove_cut(model, images, graph)
-    assert_exact(cut, graph)
-    assert_reloads(cut.result, images, extractor(), tmp_path / "out")
-
-
 @pytest.mark.parametrize("affine", [False, True])
 def test_groups_without_a_weight_of_their_own_keep_their_size(affine: bool) -> None:
     """A grouped convolution behind them ties what they tie, and hid that their number stayed."""
@@ -352,38 +335,6 @@ def test_groups_without_a_weight_of_their_own_keep_their_size(affine: bool) -> N
         assert prove_cut(model, x, graph, 0.5).exact < 1e-9
     else:
         assert "number of groups" in graph.unprunable["0"]
-
-
-class Draws(nn.Module):
-    """Its dropout runs in evaluation too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.dropout(self.first(x).relu(), 0.5, training=True)
-        return self.last(self.second(x).relu())
-
-
-def test_random_numbers_that_a_network_draws_are_the_same_in_every_run() -> None:
-    model, x = Draws().eval(), torch.randn(64, 6)
-    assert not torch.equal(model(x), model(x))
-    before = torch.get_rng_state()
-    first, second = (lbyl.compress(model, x, 0.5, data=x).model for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
-
-
-def test_randomness_is_told_from_error() -> None:
-    """Two runs of one network differ by what it draws; a cut is compared with that held still."""
-    model, x = Draws().double().eval(), torch.randn(8, 6).double()
-    graph = lbyl.trace(model, x)
-    assert graph.names == ["first", "second"]
-    cut = prove_cut(model, x, graph, 0.5)
-    assert cut.random > 0.01
-    assert_exact(cut, graph)
 
 
 class Asserts(nn.Module):

@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from typer.testing import CliRunner
 
 import lbyl
 from lbyl.cli.app import app
+from support.fuzz.files import heads
 
 Document = dict[str, Any]
 
@@ -95,29 +96,6 @@ def test_a_plan_that_is_no_object_is_one_clear_error(
     (altered / "plan.json").write_text(content)
     with pytest.raises(lbyl.LbylError):
         lbyl.load(altered)
-
-
-class Heads(nn.Module):
-    """Attention whose forward reads its number of heads from an attribute, then two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads = 4
-        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
-        self.mlp, self.last = nn.Linear(16, 24), nn.Linear(24, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for part in (self.q, self.k, self.v)
-        )
-        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return self.last(self.mlp(x + self.o(y)).relu())
-
-
-def heads() -> nn.Module:
-    torch.manual_seed(0)
-    return Heads().eval()
 
 
 @pytest.fixture(scope="module")

@@ -328,10 +328,10 @@ def kept_heads() -> tuple[dict[str, bytes], Tensor, Tensor]:
     """The files of a network that lost heads and rows of a stream, an input and its output."""
     with tempfile.TemporaryDirectory() as folder:
         out, x = Path(folder), torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
-        lbyl.save(lbyl.compress(_heads(), x, {"*:heads": 0.5, "mlp": 0.5}, progress=False), out)
+        lbyl.save(lbyl.compress(heads(), x, {"*:heads": 0.5, "mlp": 0.5}, progress=False), out)
         files = {p.name: p.read_bytes() for p in out.iterdir()}
         with torch.no_grad():
-            return files, x, lbyl.load(out, _heads())(x)
+            return files, x, lbyl.load(out, heads())(x)
 
 
 @functools.cache
@@ -350,7 +350,7 @@ def named() -> tuple[dict[str, bytes], Tensor, Tensor]:
             return files, x, lbyl.load(out)(x)
 
 
-class _Heads(nn.Module):
+class Heads(nn.Module):
     """Attention whose forward reads its number of heads from an attribute, then two layers."""
 
     def __init__(self) -> None:
@@ -368,9 +368,9 @@ class _Heads(nn.Module):
         return self.last(self.mlp(x + self.o(y)).relu())
 
 
-def _heads() -> nn.Module:
+def heads() -> nn.Module:
     torch.manual_seed(0)
-    return _Heads().eval()
+    return Heads().eval()
 
 
 @st.composite
@@ -412,7 +412,7 @@ def _read_saved(name: str, make: Callable[[], Any], content: bytes, folder: Path
     for other in (PLAN, MODEL):
         (folder / other).write_bytes(content if other == name else files[other])
     with torch.no_grad():
-        got = (lbyl.load(folder) if make is named else lbyl.load(folder, _heads()))(x)
+        got = (lbyl.load(folder) if make is named else lbyl.load(folder, heads()))(x)
     assert got.shape == wanted.shape, "what is loaded runs otherwise"
     assert name == MODEL or torch.equal(got, wanted), "what is loaded computes something else"
 
