@@ -290,9 +290,16 @@ def _forecasts(
             note(f"{name}: answers were not compared: {first_line(error)}")
             found[name] = None
         told = found[name]
-        if told is not None and told.kept is not None and models.get(name) is forecaster.model:
+        if told is not None and told.kept is not None and _is_of(models.get(name), forecaster):
             found[name] = replace(told, kept=1.0, low=1.0, high=1.0)  # nothing was done to it
     return found
+
+
+def _is_of(model: nn.Module | None, forecaster: Forecaster) -> bool:
+    """Whether a network is the one that others are compared with: it shares all weights."""
+    own, others = ([] if m is None else list(m.parameters()) for m in (model, forecaster.model))
+    same = (a.data_ptr() == b.data_ptr() and a.shape == b.shape for a, b in zip(own, others))
+    return len(own) == len(others) and bool(own) and all(same)
 
 
 def _size(

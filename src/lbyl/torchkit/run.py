@@ -202,5 +202,7 @@ def described(inputs: Inputs) -> str:
 
 def example_shape(example_inputs: Inputs) -> tuple[int, ...]:
     """The shape of one example, of the first tensor where there are several."""
-    first = next(x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor))
+    first = next((x for x in tree_flatten(example_inputs)[0] if isinstance(x, Tensor)), None)
+    if first is None:
+        raise LbylError("the example inputs hold no tensor to model inputs on; give data=")
     return tuple(first.shape[1:])
