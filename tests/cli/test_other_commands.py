@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,15 @@ def test_what_would_be_ignored_or_has_nothing_to_do_is_refused_in_a_line(
     plan = json.loads((slim / "plan.json").read_text())
     for name, left_out in (("rows", "rows"), ("result", "")):
         del (plan["result"] if left_out else plan)[name]
-        (tmp_path / name).mkdir()
+        shutil.copytree(slim, tmp_path / name)
         (tmp_path / name / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "nothing").mkdir()
     for arguments, said in (
         (["compare", *small, "--method", "fold", "--criterion", "l1"], "leave --criterion out"),
         (["compare", *small, "--method", "none", "--data", "32"], "--data was given"),
         (["compare", *small, "--limit", "3"], "--test"),
         (["evaluate", "lbyl:digits"], "--test"),
-        (["report", tmp_path], "no plan.json"),
+        (["report", tmp_path / "nothing"], "no plan.json"),
         (["report", tmp_path / "rows"], "incomplete: 'rows'"),
         (["report", tmp_path / "result"], "holds no result"),
         (["images", tmp_path / "a.xyz"], "must end like an image"),
@@ -165,7 +167,7 @@ def test_images_of_a_network_match_its_first_batchnorm(run_json: Any, tmp_path: 
 
 def test_compare_refined(run_json: Any) -> None:
     arguments = ["lbyl:digits", "--weights", "shipped", "--test", "digits"]
-    arguments += ["--ratio", "*=0.8", "--method", "echo", "--criterion", "l2"]
+    arguments += ["--ratio", "0.8", "--method", "echo", "--criterion", "l2"]
     plain, told = (run_json("compare", *arguments, *more) for more in ((), ("--refine", "40")))
     assert (plain["refine"], told["refine"]) == (0, 40)
     assert told["rows"][0]["accuracy"] > plain["rows"][0]["accuracy"] + 2

@@ -48,17 +48,10 @@ def test_a_width_that_is_asked_for_comes_before_that_of_the_target(
     run: Any, tmp_path: Path
 ) -> None:
     out = tmp_path / "slim"
-    arguments = ["--target", "tensorrt", "--multiple-of", "3", "--out", out]
+    arguments = ["--onnx", "--multiple-of", "3", "--out", out]
     shown = run("compress", *DIGITS, *PLAIN, *arguments)
     assert "keeps multiples" not in shown.stderr
     assert all(count % 3 == 0 for count in kept(out))
-
-
-def test_rounding_that_onnx_implies_is_said(run: Any, tmp_path: Path) -> None:
-    out = tmp_path / "slim"
-    shown = run("compress", *DIGITS, *PLAIN, "--onnx", "--out", out)
-    assert "--onnx keeps multiples of 8 channels" in " ".join(shown.stderr.split())
-    assert all(count % 8 == 0 for count in kept(out))
 
 
 @pytest.mark.skipif(

@@ -88,7 +88,7 @@ def test_inspect_names_every_layer_in_a_terminal_of_any_width(terminal: Run, wid
 
 
 def test_compare_names_every_method_in_a_terminal_of_80_columns(terminal: Run) -> None:
-    methods = ["none", "neuron-merging", "lbyl"]
+    methods = ["none", "neuron-merging"]
     asked = [word for name in methods for word in ("--method", name)]
     shown = lines(terminal("compare", *DIGITS, "--ratio", "0.3", *asked))
     table = [line for line in shown if re.match(r" +\S+ +0\.3 ", line)]
