@@ -57,7 +57,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "statistics/running_stats.py": (
         "tests/statistics/test_matching.py",
         "tests/statistics",
-        "tests/test_processes.py",
     ),
     "statistics/solve.py": (
         "tests/methods/test_echo.py",

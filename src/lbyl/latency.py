@@ -70,7 +70,7 @@ def compare(
     inputs = tree_map_only(Tensor, lambda x: x.to(target), example_inputs)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_threads(threads))
+        stack.enter_context(threads_of(threads))
         runners: dict[str, Callable[[], object]] = {}
         for name, model in models.items():
             if onnx:
@@ -144,14 +144,15 @@ def running(models: Iterable[nn.Module], threads: int | None = None) -> Iterator
     """Networks as they are run: evaluation mode, no gradients, so many threads."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_threads(threads))
+        stack.enter_context(threads_of(threads))
         for model in models:
             stack.enter_context(evaluation_mode(model))
         yield
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def threads_of(count: int | None) -> Iterator[None]:
+    """So many threads inside, where a number is given."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -11,6 +11,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from lbyl import data as images
 from lbyl.api import Prepared, prepare
 from lbyl.errors import LbylError
-from lbyl.latency import compare
+from lbyl.latency import compare, threads_of
 from lbyl.methods import registry as methods
 from lbyl.models import Network, resolve
 from lbyl.result import Size
@@ -75,10 +77,12 @@ def _accuracy(network: Network, model: torch.nn.Module, setting: Setting) -> flo
     return images.accuracy(shown, test, network.mean, network.std, 100, flatten=network.flatten)
 
 
-def _started(setting: Setting) -> None:
-    if setting.threads is not None:
-        torch.set_num_threads(setting.threads)
+@contextmanager
+def _at_work(setting: Setting) -> Iterator[None]:
+    """One at a time in a process, which is as it was before afterwards."""
     keep_workers()
+    with _TURN, threads_of(setting.threads):
+        yield
 
 
 def keep_workers() -> None:
@@ -99,8 +103,7 @@ def prepare_subject(
 
     `statistics` is None where no point needs any.
     """
-    with _TURN:
-        _started(setting)
+    with _at_work(setting):
         network, prepared = _prepared(subject, seed, setting, None)
         if statistics is not None and not Path(statistics).is_file():
             prepared.statistics().save(statistics)
@@ -115,8 +118,7 @@ def prepare_subject(
 
 def compress_point(point: Point, setting: Setting, statistics: str | None) -> dict[str, Any]:
     """The figures of one row; what cannot be done is a row that says why."""
-    with _TURN:
-        _started(setting)
+    with _at_work(setting):
         start = time.perf_counter()
         try:
             figures = _figures(point, setting, statistics)
