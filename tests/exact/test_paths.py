@@ -319,3 +319,50 @@ def test_images_are_drawn_for_a_network_that_takes_them_through_several_norms(
     model, x = NormsByColour(OTHER[other]()).eval(), torch.ones(2, 3, 12, 12)
     result = lbyl.compress(model, x * sign, {"out": 0.5}, method="echo")
     assert "out" in result.plan.pruned
+
+
+class Late(nn.Module):
+    """Something behind the middle of which the example has no need."""
+
+    def __init__(self, aside: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.middle = nn.Linear(8, 12), nn.Linear(12, 16)
+        self.aside, self.out = aside, nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, aside: bool | None = None) -> Tensor:
+        h = self.middle(self.trunk(x).relu()).relu()
+        asked = bool(x.sum() > 0) if aside is None else aside
+        return self.out(self.aside(h) if asked else h)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "BatchNorm": lambda: nn.BatchNorm1d(16, affine=False),
+    "LayerNorm": lambda: nn.LayerNorm(16, elementwise_affine=False),
+    "GroupNorm": lambda: nn.GroupNorm(4, 16, affine=False),
+    "one of a list": lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm1d(16, affine=False)),
+}
+
+
+def silenced(model: nn.Module, result: lbyl.Result, readers: dict[str, str]) -> nn.Module:
+    """A copy in which the one reader of every layer hears no pruned channel."""
+    quiet = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, kept in result.plan.kept.items():
+            gone = torch.ones(result.plan.channels[name], dtype=torch.bool)
+            gone[kept] = False
+            quiet.get_submodule(readers[name]).weight[:, gone] = 0
+    return quiet
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("by_value", [True, False])
+def test_a_norm_without_weights_that_is_not_reached_keeps_its_channels(
+    norm: str, by_value: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Late(NORMS[norm]()).eval(), torch.rand(4, 8)
+    result = lbyl.compress(model, -x if by_value else (x, False), 0.5, method="none")
+    assert list(result.plan.pruned) == ["trunk"]
+    assert "which the example does not reach" in result.graph.unprunable["middle"]
+    quiet = silenced(model, result, {"trunk": "middle"})
+    torch.testing.assert_close(result.model(x, True), quiet(x, True))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import CodeType
 
-from torch import nn
+from torch import Tensor, nn
 
 from lbyl.surgery.cut import weightless_copy
+from lbyl.surgery.layout import whole_numbers
 from lbyl.torchkit.forms import Forms
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import tensors
@@ -34,12 +35,31 @@ def follow(
     run = record(model, inputs, on, spare, before=before, forms=forms)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
     if training:
-        own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
-        silent = own - set(flow.record.parameters.values())
-        if silent and flow.record.ran != "real":
-            silent -= _heed_training(flow, model, inputs, silent)
-        _heed_unreached(flow, model, silent)
+        unread = _unread(flow, model)
+        if unread and flow.record.ran != "real":
+            unread -= _heed_training(flow, model, inputs, unread)
+        _heed_unreached(flow, model, unread)
     return flow
+
+
+def _unread(flow: Flow, model: nn.Module) -> set[str]:
+    """Parameters that no call has read, and buffers that another path would compute with.
+
+    Those are the numbers of modules that have not run: others that nothing reads are mostly masks.
+    """
+    record = flow.record
+    read = set(record.parameters.values())
+
+    def counts(name: str, tensor: Tensor) -> bool:
+        if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+            return isinstance(tensor, nn.Parameter)
+        return name.rpartition(".")[0] not in record.frames
+
+    return {name for name, x in tensors(model).items() if name not in read and counts(name, x)}
+
+
+def _is_vector(sizes: Sequence[int]) -> bool:
+    return sum(size > 1 for size in sizes) < 2
 
 
 def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str]) -> set[str]:
@@ -74,7 +94,7 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
     return reached
 
 
-def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
+def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
     """Pin the channels that a layer could read which no run has reached, as of another task.
 
     Code can only hand it what it sees itself: the values in the code of the innermost module
@@ -82,34 +102,53 @@ def _heed_unreached(flow: Flow, model: nn.Module, silent: set[str]) -> None:
     the layer, and all of them where none fits and the code names the layer: it would be handed
     something made of them.
     """
-    frames, state = flow.record.frames, tensors(model)
-    inside = {name.rpartition(".")[0] for name in silent}
+    frames = flow.record.frames
     entered: set[str] = set()  # modules that no run has entered, by their outermost
-    kept = flow.record.kept
-    seen = {frame: _widths(flow, values | kept) for frame, values in frames.items() if silent}
-    for name, tensor in state.items():
-        owner = name.rpartition(".")[0]
-        if name not in silent and (owner not in inside or owner in frames):
-            continue
-        frame = _frame_around(owner, frames)
-        widths = seen[frame]
+    seen = {frame: _widths(flow, values | flow.record.kept) for frame, values in frames.items()}
+    for name, owner, sizes in _unreached(model, unread, frames):
+        around = _frame_around(owner, frames)
+        widths = seen[around]
         others = set().union(*widths.values())
-        meets = [v for v, own in widths.items() if _fits(own, tensor.shape, others)]
-        vector = sum(size > 1 for size in tensor.shape) < 2
+        meets = [v for v, own in widths.items() if _fits(own, sizes, others)]
+        vector = _is_vector(sizes)
         if owner in frames and vector:  # as a token in the place of masked ones
             flow.unreached += [name] * bool(meets)
             continue
-        outermost = name if owner in frames else _below(frame, owner)
-        if not meets and not vector and outermost not in entered and _is_named(model, outermost):
-            meets = list(widths)
-        if not vector:
+        outermost = name if owner in frames else _below(around, owner)
+        if not vector and outermost not in entered:
             entered.add(outermost)
+            if not meets and _is_named(model, outermost):
+                meets = list(widths)
         for value in meets:
             flow.atoms.pin(
                 flow.of(value),
                 f"it could be read by {name}, which the example does not reach: give an example "
                 "for each path",
             )
+
+
+NORMED = ("normalized_shape", "num_channels")  # what norms call their widths
+
+
+def _unreached(
+    model: nn.Module, unread: set[str], frames: Collection[str]
+) -> Iterator[tuple[str, str, Sequence[int]]]:
+    """Name, module and sizes of what no run has reached.
+
+    Those are tensors, with what lies beside them in modules that have not run, and norms that have
+    none but insist on a width.
+    """
+    inside = {name.rpartition(".")[0] for name in unread} - set(frames)
+    for name, tensor in tensors(model).items():
+        owner = name.rpartition(".")[0]
+        if name in unread or owner in inside:
+            yield name, owner, tensor.shape
+    for name, module in model.named_modules():
+        held = [*module._parameters.values(), *module._buffers.values()]
+        if name not in frames and all(x is None for x in held):
+            widths = [n for key in NORMED for n in whole_numbers(getattr(module, key, None))]
+            if widths:
+                yield name, name, widths
 
 
 def _frame_around(module: str, frames: Collection[str]) -> str:
