@@ -366,3 +366,61 @@ def test_a_norm_without_weights_that_is_not_reached_keeps_its_channels(
     assert "which the example does not reach" in result.graph.unprunable["middle"]
     quiet = silenced(model, result, {"trunk": "middle"})
     torch.testing.assert_close(result.model(x, True), quiet(x, True))
+
+
+class JoinsFixed(nn.Module):
+    """A second head reads features beside others that carry no channels.
+
+    How many those are together is a multiple of the outputs in two cases.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8))
+        self.second = nn.Linear(8, 10)
+        self.hidden, self.out, self.kind = nn.Linear(10, 14), nn.Linear(14, 3), kind
+        self.aside = nn.Linear({"normalised": 18, "input": 16, "three": 24}[kind], 2)
+
+    def forward(self, x: Tensor, aside: bool = False) -> Tensor:
+        normalised = self.first(x)
+        last = self.second(normalised).relu()
+        if aside:
+            three = [x, normalised, last]
+            parts = {"normalised": three[1:], "input": three[::2], "three": three}[self.kind]
+            return self.aside(torch.cat(parts, 1))
+        return self.out(self.hidden(last).relu())
+
+
+@pytest.mark.parametrize("kind", ["normalised", "input", "three"])
+def test_features_read_beside_what_carries_no_channel_stay_for_a_head_that_is_not_reached(
+    kind: str,
+) -> None:
+    torch.manual_seed(0)
+    model, x = JoinsFixed(kind).eval(), torch.randn(4, 6)
+    try:
+        result = lbyl.compress(model, x, {"*": 0.5}, method="none")
+    except lbyl.LbylError as error:
+        assert "which the example does not reach" in str(error)
+        return
+    assert list(result.plan.pruned) == ["hidden"]
+    torch.testing.assert_close(result.model(x, True), model(x, True))
+
+
+def test_a_condition_that_the_example_leaves_out_costs_only_what_it_meets() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = (
+                nn.Linear(*s) for s in ((6, 12), (12, 20), (20, 7))
+            )
+            self.out, self.condition = nn.Linear(7, 4), nn.Linear(5, 24)
+
+        def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+            h = self.first(x)
+            if given is not None:
+                scale, shift = self.condition(given).chunk(2, 1)
+                h = h * scale + shift
+            return self.out(self.last(self.second(h.relu()).relu()).relu())
+
+    graph = lbyl.trace(Conditioned().eval(), torch.randn(2, 6))
+    assert "first" not in graph.names and "last" in graph.names

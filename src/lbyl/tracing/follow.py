@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from types import CodeType
 
 from torch import Tensor, nn
@@ -99,17 +100,19 @@ def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
 
     Code can only hand it what it sees itself: the values in the code of the innermost module
     around the layer that has run, and those that modules keep. Of those the ones whose width fits
-    the layer, and all of them where none fits and the code names the layer: it would be handed
-    something made of them.
+    the layer, and all of them where none explains it and the code names the layer: it would be
+    handed something made of them.
     """
     frames = flow.record.frames
     entered: set[str] = set()  # modules that no run has entered, by their outermost
-    seen = {frame: _widths(flow, values | flow.record.kept) for frame, values in frames.items()}
+    seen: dict[str, _Frame] = {}
     for name, owner, sizes in _unreached(model, unread, frames):
         around = _frame_around(owner, frames)
-        widths = seen[around]
-        others = set().union(*widths.values())
-        meets = [v for v, own in widths.items() if _fits(own, sizes, others)]
+        if around not in seen:
+            seen[around] = _Frame.of(flow, frames[around] | flow.record.kept)
+        frame = seen[around]
+        read = _read(model.get_submodule(owner), sizes)
+        meets = frame.fitting(sizes, read)
         vector = _is_vector(sizes)
         if owner in frames and vector:  # as a token in the place of masked ones
             flow.unreached += [name] * bool(meets)
@@ -117,14 +120,20 @@ def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
         outermost = name if owner in frames else _below(around, owner)
         if not vector and outermost not in entered:
             entered.add(outermost)
-            if not meets and _is_named(model, outermost):
-                meets = list(widths)
+            if not frame.explains(meets, read) and _is_named(model, outermost):
+                meets = list(frame.widths)
         for value in meets:
             flow.atoms.pin(
                 flow.of(value),
                 f"it could be read by {name}, which the example does not reach: give an example "
                 "for each path",
             )
+
+
+def _read(module: nn.Module, sizes: Sequence[int]) -> set[int]:
+    """How many channels a layer with weights of these sizes reads, as far as it tells."""
+    asked = (getattr(module, key, None) for key in ("in_features", "in_channels"))
+    return {n for value in asked for n in whole_numbers(value)} or set(sizes[:2])
 
 
 NORMED = ("normalized_shape", "num_channels")  # what norms call their widths
@@ -184,6 +193,56 @@ def _is_named(model: nn.Module, part: str) -> bool:
 SPLIT = 4  # parts at most that channels are taken to be split into on the way to a layer
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """What the code of a module could hand to a layer: values, by the sizes along channels."""
+
+    widths: dict[int, set[int]]  # of values that carry channels
+    beside: dict[int, set[int]]  # of each of them how wide values are that could be joined to it
+    outputs: set[int]  # of the network
+
+    @classmethod
+    def of(cls, flow: Flow, values: Collection[int]) -> _Frame:
+        values = [v for v in values if v not in flow.record.parameters]
+        widths = {v: {flow.shape(v)[d] for d in flow.dims(v)} - {1} for v in values}
+        second, last = (
+            {flow.shape(v)[d] for v in values if len(flow.shape(v)) > 1} for d in (1, -1)
+        )
+        beside = {
+            v: (second if 1 in flow.dims(v) else set())
+            | (last if len(flow.shape(v)) - 1 in flow.dims(v) else set())
+            for v in values
+        }
+        return cls({v: own for v, own in widths.items() if own}, beside, set(flow.record.outputs))
+
+    def fitting(self, sizes: Sequence[int], read: Collection[int]) -> list[int]:
+        """The values that a layer of these sizes, which reads so many channels, could be handed.
+
+        What carries none, as the input, is only thought of where no value has so many.
+        """
+        whole = any(not own.isdisjoint(read) for own in self.widths.values())
+        several = set().union(*self.widths.values())
+        return [
+            v
+            for v, own in self.widths.items()
+            if _fits(own, sizes, several)
+            or (not whole and _joins(own, read, several | self.beside[v]))
+        ]
+
+    def explains(self, meets: Sequence[int], read: Collection[int]) -> bool:
+        """Whether a layer that reads so many channels could be handed any of these values.
+
+        What the network gives fits a part of a width by accident, for it often is a few classes.
+        """
+        return any(v not in self.outputs or not self.widths[v].isdisjoint(read) for v in meets)
+
+
+def _joins(own: Collection[int], read: Collection[int], others: Collection[int]) -> bool:
+    """Whether channels that come in these widths, beside one or two others, are so many."""
+    left = {n - width for n in read for width in own}
+    return any(n in others or any(n - other in others for other in others) for n in left)
+
+
 def _fits(own: Collection[int], sizes: Sequence[int], others: Collection[int]) -> bool:
     """Whether a parameter of these sizes could read or join channels that come in these widths.
 
@@ -196,13 +255,3 @@ def _fits(own: Collection[int], sizes: Sequence[int], others: Collection[int]) -
         or any(width % size == 0 and width <= SPLIT * size for size in read)
         for width in own
     )
-
-
-def _widths(flow: Flow, values: Collection[int]) -> dict[int, set[int]]:
-    """For each value that carries channels the sizes of the dimensions along which it does."""
-    found = {
-        value: {flow.shape(value)[d] for d in flow.dims(value)} - {1}
-        for value in values
-        if value not in flow.record.parameters
-    }
-    return {value: widths for value, widths in found.items() if widths}
