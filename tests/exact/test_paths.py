@@ -368,6 +368,34 @@ def test_a_norm_without_weights_that_is_not_reached_keeps_its_channels(
     torch.testing.assert_close(result.model(x, True), quiet(x, True))
 
 
+class Scale(nn.Module):
+    """A vector of its own, as a parameter or a buffer, that values ask for."""
+
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        self.trunk, self.middle = nn.Linear(8, 12), nn.Linear(12, 16)
+        self.out = nn.Linear(16, 3)
+        scale = torch.randn(16)
+        if is_buffer:
+            self.register_buffer("scale", scale)
+        else:
+            self.scale = nn.Parameter(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.middle(self.trunk(x).relu()).relu()
+        return self.out(h * self.scale if x.mean() > 0 else h)
+
+
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_a_vector_that_values_ask_for_keeps_its_channels(is_buffer: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Scale(is_buffer).eval(), torch.rand(4, 8)
+    result = lbyl.compress(model, -x, 0.5)
+    assert list(result.plan.pruned) == ["trunk"]
+    bare = lbyl.compress(model, -x, 0.5, method="none")
+    torch.testing.assert_close(bare.model(x), silenced(model, bare, {"trunk": "middle"})(x))
+
+
 class JoinsFixed(nn.Module):
     """A second head reads features beside others that carry no channels.
 

@@ -16,6 +16,7 @@ from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.labels import Flow
 from lbyl.tracing.record import DoesNotRun, Ran, Record, record
 from lbyl.tracing.rules import propagate
+from lbyl.tracing.values import LEAVES
 
 
 def follow(
@@ -46,15 +47,18 @@ def follow(
 def _unread(flow: Flow, model: nn.Module) -> set[str]:
     """Parameters that no call has read, and buffers that another path would compute with.
 
-    Those are the numbers of modules that have not run: others that nothing reads are mostly masks.
+    Those are the numbers of modules that have not run, and vectors of those in which values decide
+    what runs: others that nothing reads are mostly masks and scales of another mode.
     """
     record = flow.record
     read = set(record.parameters.values())
+    deciding = {call.module for call in record.calls if call.op in LEAVES}
 
     def counts(name: str, tensor: Tensor) -> bool:
         if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
             return isinstance(tensor, nn.Parameter)
-        return name.rpartition(".")[0] not in record.frames
+        owner = name.rpartition(".")[0]
+        return owner not in record.frames or (owner in deciding and _is_vector(tensor.shape))
 
     return {name for name, x in tensors(model).items() if name not in read and counts(name, x)}
 
@@ -114,7 +118,8 @@ def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
         read = _read(model.get_submodule(owner), sizes)
         meets = frame.fitting(sizes, read)
         vector = _is_vector(sizes)
-        if owner in frames and vector:  # as a token in the place of masked ones
+        # As a token in the place of masked ones, which a caller asks for and no value.
+        if owner in frames and vector and flow.record.ran != "real":
             flow.unreached += [name] * bool(meets)
             continue
         outermost = name if owner in frames else _below(around, owner)
