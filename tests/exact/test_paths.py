@@ -319,3 +319,136 @@ def test_images_are_drawn_for_a_network_that_takes_them_through_several_norms(
     model, x = NormsByColour(OTHER[other]()).eval(), torch.ones(2, 3, 12, 12)
     result = lbyl.compress(model, x * sign, {"out": 0.5}, method="echo")
     assert "out" in result.plan.pruned
+
+
+class Late(nn.Module):
+    """Something behind the middle of which the example has no need."""
+
+    def __init__(self, aside: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.middle = nn.Linear(8, 12), nn.Linear(12, 16)
+        self.aside, self.out = aside, nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, aside: bool | None = None) -> Tensor:
+        h = self.middle(self.trunk(x).relu()).relu()
+        asked = bool(x.sum() > 0) if aside is None else aside
+        return self.out(self.aside(h) if asked else h)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "BatchNorm": lambda: nn.BatchNorm1d(16, affine=False),
+    "LayerNorm": lambda: nn.LayerNorm(16, elementwise_affine=False),
+    "GroupNorm": lambda: nn.GroupNorm(4, 16, affine=False),
+    "one of a list": lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm1d(16, affine=False)),
+}
+
+
+def silenced(model: nn.Module, result: lbyl.Result, readers: dict[str, str]) -> nn.Module:
+    """A copy in which the one reader of every layer hears no pruned channel."""
+    quiet = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, kept in result.plan.kept.items():
+            gone = torch.ones(result.plan.channels[name], dtype=torch.bool)
+            gone[kept] = False
+            quiet.get_submodule(readers[name]).weight[:, gone] = 0
+    return quiet
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("by_value", [True, False])
+def test_a_norm_without_weights_that_is_not_reached_keeps_its_channels(
+    norm: str, by_value: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Late(NORMS[norm]()).eval(), torch.rand(4, 8)
+    result = lbyl.compress(model, -x if by_value else (x, False), 0.5, method="none")
+    assert list(result.plan.pruned) == ["trunk"]
+    assert "which the example does not reach" in result.graph.unprunable["middle"]
+    quiet = silenced(model, result, {"trunk": "middle"})
+    torch.testing.assert_close(result.model(x, True), quiet(x, True))
+
+
+class Scale(nn.Module):
+    """A vector of its own, as a parameter or a buffer, that values ask for."""
+
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        self.trunk, self.middle = nn.Linear(8, 12), nn.Linear(12, 16)
+        self.out = nn.Linear(16, 3)
+        scale = torch.randn(16)
+        if is_buffer:
+            self.register_buffer("scale", scale)
+        else:
+            self.scale = nn.Parameter(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.middle(self.trunk(x).relu()).relu()
+        return self.out(h * self.scale if x.mean() > 0 else h)
+
+
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_a_vector_that_values_ask_for_keeps_its_channels(is_buffer: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Scale(is_buffer).eval(), torch.rand(4, 8)
+    result = lbyl.compress(model, -x, 0.5)
+    assert list(result.plan.pruned) == ["trunk"]
+    bare = lbyl.compress(model, -x, 0.5, method="none")
+    torch.testing.assert_close(bare.model(x), silenced(model, bare, {"trunk": "middle"})(x))
+
+
+class JoinsFixed(nn.Module):
+    """A second head reads features beside others that carry no channels.
+
+    How many those are together is a multiple of the outputs in two cases.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8))
+        self.second = nn.Linear(8, 10)
+        self.hidden, self.out, self.kind = nn.Linear(10, 14), nn.Linear(14, 3), kind
+        self.aside = nn.Linear({"normalised": 18, "input": 16, "three": 24}[kind], 2)
+
+    def forward(self, x: Tensor, aside: bool = False) -> Tensor:
+        normalised = self.first(x)
+        last = self.second(normalised).relu()
+        if aside:
+            three = [x, normalised, last]
+            parts = {"normalised": three[1:], "input": three[::2], "three": three}[self.kind]
+            return self.aside(torch.cat(parts, 1))
+        return self.out(self.hidden(last).relu())
+
+
+@pytest.mark.parametrize("kind", ["normalised", "input", "three"])
+def test_features_read_beside_what_carries_no_channel_stay_for_a_head_that_is_not_reached(
+    kind: str,
+) -> None:
+    torch.manual_seed(0)
+    model, x = JoinsFixed(kind).eval(), torch.randn(4, 6)
+    try:
+        result = lbyl.compress(model, x, {"*": 0.5}, method="none")
+    except lbyl.LbylError as error:
+        assert "which the example does not reach" in str(error)
+        return
+    assert list(result.plan.pruned) == ["hidden"]
+    torch.testing.assert_close(result.model(x, True), model(x, True))
+
+
+def test_a_condition_that_the_example_leaves_out_costs_only_what_it_meets() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = (
+                nn.Linear(*s) for s in ((6, 12), (12, 20), (20, 7))
+            )
+            self.out, self.condition = nn.Linear(7, 4), nn.Linear(5, 24)
+
+        def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+            h = self.first(x)
+            if given is not None:
+                scale, shift = self.condition(given).chunk(2, 1)
+                h = h * scale + shift
+            return self.out(self.last(self.second(h.relu()).relu()).relu())
+
+    graph = lbyl.trace(Conditioned().eval(), torch.randn(2, 6))
+    assert "first" not in graph.names and "last" in graph.names

@@ -16,6 +16,7 @@ from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.labels import Flow
 from lbyl.tracing.record import DoesNotRun, Ran, Record, record
 from lbyl.tracing.rules import propagate
+from lbyl.tracing.values import LEAVES
 
 
 def follow(
@@ -46,17 +47,18 @@ def follow(
 def _unread(flow: Flow, model: nn.Module) -> set[str]:
     """Parameters that no call has read, and buffers that another path would compute with.
 
-    Those are the numbers of modules that have not run and, where values decide what runs, vectors
-    of others: matrices that nothing reads are mostly masks.
+    Those are the numbers of modules that have not run, and vectors of those in which values decide
+    what runs: others that nothing reads are mostly masks and scales of another mode.
     """
     record = flow.record
     read = set(record.parameters.values())
+    deciding = {call.module for call in record.calls if call.op in LEAVES}
 
     def counts(name: str, tensor: Tensor) -> bool:
         if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
             return isinstance(tensor, nn.Parameter)
-        has_run = name.rpartition(".")[0] in record.frames
-        return not has_run or (record.ran == "real" and _is_vector(tensor.shape))
+        owner = name.rpartition(".")[0]
+        return owner not in record.frames or (owner in deciding and _is_vector(tensor.shape))
 
     return {name for name, x in tensors(model).items() if name not in read and counts(name, x)}
 
@@ -228,7 +230,8 @@ class _Frame:
         return [
             v
             for v, own in self.widths.items()
-            if _fits(own, sizes, several if whole else several | self.beside[v])
+            if _fits(own, sizes, several)
+            or (not whole and _joins(own, read, several | self.beside[v]))
         ]
 
     def explains(self, meets: Sequence[int], read: Collection[int]) -> bool:
@@ -237,6 +240,12 @@ class _Frame:
         What the network gives fits a part of a width by accident, for it often is a few classes.
         """
         return any(v not in self.outputs or not self.widths[v].isdisjoint(read) for v in meets)
+
+
+def _joins(own: Collection[int], read: Collection[int], others: Collection[int]) -> bool:
+    """Whether channels that come in these widths, beside one or two others, are so many."""
+    left = {n - width for n in read for width in own}
+    return any(n in others or any(n - other in others for other in others) for n in left)
 
 
 def _fits(own: Collection[int], sizes: Sequence[int], others: Collection[int]) -> bool:
