@@ -45,7 +45,7 @@ def test_network(name: str, tmp_path: Path, record_property: Callable[[str, obje
     assert len(graph), f"nothing to prune: {graph}"
     if sum(p.numel() for p in model.parameters()) <= DOUBLE_LIMIT:
         model, inputs = reference.in_double(model, inputs)
-    fresh = weightless_copy(model, {})  # as built: nothing has run in it yet
+    fresh = weightless_copy(model)  # as built: nothing has run in it yet
     cut = reference.prove_cut(model, inputs, graph)
     record_property("row", json.dumps(reference.summary(model, graph, seconds, cut)))
     reference.assert_exact(cut, graph)

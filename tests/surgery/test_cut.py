@@ -63,7 +63,6 @@ def test_groups_follow_a_depthwise_layer() -> None:
 
 def test_a_copy_without_weights_has_the_shapes_alone() -> None:
     model = build("chain")
-    graph = lbyl.trace(model, example("chain"))
-    shell = weightless_copy(model, kept_indices(graph, KEPT))
-    assert shell[0].weight.shape == (4, 3, 3, 3) and shell[3].weight.shape == (8, 4, 3, 3)
+    shell = weightless_copy(model)
+    assert all(a.shape == b.shape for a, b in zip(shell.parameters(), model.parameters()))
     assert shell[0].weight.untyped_storage().nbytes() == 4  # a single number

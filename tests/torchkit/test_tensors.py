@@ -50,6 +50,6 @@ def test_values_that_lie_askew_get_memory_of_their_own() -> None:
 
 
 def test_a_stand_in_stores_one_number() -> None:
-    made = shape_of(nn.Parameter(torch.ones(2, 3, dtype=torch.half)), (1000, 1000))
-    assert isinstance(made, nn.Parameter) and made.shape == (1000, 1000)
+    made = shape_of(nn.Parameter(torch.ones(100, 100, dtype=torch.half)))
+    assert isinstance(made, nn.Parameter) and made.shape == (100, 100)
     assert made.dtype == torch.half and made.untyped_storage().nbytes() == 2

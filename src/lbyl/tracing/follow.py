@@ -7,36 +7,33 @@ from types import CodeType
 
 from torch import nn
 
-from lbyl.surgery.cut import weightless_copy
-from lbyl.torchkit.forms import Forms
+from lbyl.surgery.cut import copy_model
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.labels import Flow
-from lbyl.tracing.record import DoesNotRun, Ran, Record, record
+from lbyl.tracing.record import DoesNotRun, Record, record
 from lbyl.tracing.rules import propagate
 
 
 def follow(
     model: nn.Module,
     inputs: Inputs,
-    on: Ran | None = None,
     spare: bool = False,
     grouped: Collection[str] = (),
     training: bool = True,
     before: Record | None = None,
     residual: bool = False,
-    forms: Forms | None = None,
 ) -> Flow:
     """Record a run and follow its channels; with `training` layers that only training runs too.
 
     `residual` follows them through norms over channels and into tables of embeddings.
     """
-    run = record(model, inputs, on, spare, before=before, forms=forms)
+    run = record(model, inputs, spare, before=before)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
     if training:
         own = {name for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
         silent = own - set(flow.record.parameters.values())
-        if silent and flow.record.ran != "real":
+        if silent:
             silent -= _heed_training(flow, model, inputs, silent)
         _heed_unreached(flow, model, silent)
     return flow
@@ -46,17 +43,11 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
     """Pin the channels read by a layer that runs in training only, such as an auxiliary head.
 
     Its parameters took no part in evaluation, so a cut would leave them at the old size. Returned
-    are the parameters that training reaches.
+    are the parameters that training reaches. Training may write anything, so that its network
+    shares neither weights nor buffers.
     """
     try:
-        run = record(
-            weightless_copy(model, {}, filled=False),
-            inputs,
-            flow.record.ran,
-            spare=True,
-            training=True,
-            forms=flow.record.forms,
-        )
+        run = record(copy_model(model), inputs, spare=True, training=True)
     except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
         run = error.record
     reached = silent & set(run.parameters.values())
