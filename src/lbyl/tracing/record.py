@@ -60,7 +60,7 @@ class Call:
     module: str
     trusted: bool = True  # False where it read memory that an in-place call had changed
     leaf: type[nn.Module] | None = None  # the class of a module recorded as a single call
-    by_values: bool = False  # whether numbers in its tensors decide what it gives, or shapes
+    looked_at: set[int] = field(default_factory=set)  # values whose numbers decide on its shapes
 
     @cached_property
     def op(self) -> str:
@@ -103,9 +103,9 @@ class Record:
             return True
         made = set(self.parameters)
         for call in self.calls:
+            if not made.isdisjoint(call.looked_at):
+                return True
             if not made.isdisjoint(call.inputs):
-                if call.by_values:
-                    return True
                 made.update(call.outputs)
         return False
 
@@ -167,7 +167,8 @@ class Recorder(Interceptor):
         super().__init__()
         self.record = record
         self.before = before
-        self.by_values = False  # whether the call that is running has looked at values
+        # Values whose numbers the running call has looked at; None is any that it reads.
+        self.looked_at: set[int | None] = set()
         self.inside = 0
         self.names = names  # id of a parameter or buffer → its name in the model
         self.depth = 0
@@ -219,7 +220,7 @@ class Recorder(Interceptor):
         with torch._C.DisableTorchFunction():  # nobody needs to see how it looks at tensors
             spelled = self._spelled((args, kwargs), inputs)
         overcome = len(self.record.overcome)
-        self.by_values = name in READING
+        self.looked_at = {None} if name in READING else set()
         self.depth += 1
         try:
             result = func(*args, **kwargs)
@@ -319,16 +320,26 @@ class Recorder(Interceptor):
                     outputs,
                     self.modules[-1],
                     trusted,
-                    by_values=self.by_values,
+                    looked_at=self._looked_at(inputs),
                 )
             )
+
+    def look(self, tensor: Tensor) -> None:
+        """The running call looks at the numbers of a tensor."""
+        self.looked_at.add(self._numbers[id(tensor)][0] if id(tensor) in self._numbers else None)
+
+    def _looked_at(self, inputs: Iterable[int]) -> set[int]:
+        if None in self.looked_at:
+            return set(inputs)
+        return {value for value in self.looked_at if value is not None}
 
     def enter(self, name: str, leaf: bool) -> None:
         """A submodule begins to run."""
         self.modules.append(name)
         self.record.frames.setdefault(name, set())
         if leaf:
-            self.by_values = self.by_values and self.inside > 0
+            if not self.inside:
+                self.looked_at = set()
             self.inside += 1
             self.depth += 1
 
@@ -374,7 +385,7 @@ class Recorder(Interceptor):
                 self.modules[-1],
                 trusted,
                 kind,
-                self.by_values,
+                self._looked_at(inputs),
             )
         )
 
@@ -390,8 +401,8 @@ class _DispatchWatcher(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _goes_by_values(func, args):
-            self.recorder.by_values = True
+        for tensor in _looked_at(func, args):
+            self.recorder.look(tensor)
         if self.recorder.depth == 0:
             seen = tree_flatten((args, kwargs or {}, result))[0]
             self.recorder.record.unrecorded.update(
@@ -406,16 +417,16 @@ def _moves_data(func: Callable[..., Any]) -> bool:
     return name.split(".")[-2:-1] in (["T"], ["mT"], ["H"], ["mH"], ["data"], ["real"], ["imag"])
 
 
-def _goes_by_values(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operation gives what shapes do not tell, or may: of those of others nobody knows.
+def _looked_at(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors whose numbers decide what shapes an operation gives, or what is done next.
 
-    Indexing does where a mask is among the indices.
+    Of operations that are not torch's nobody knows. Indexing looks at masks alone.
     """
-    if func.namespace != "aten":
-        return func.namespace != "prims"
     if func is torch.ops.aten.index.Tensor:
-        return any(x is not None and x.dtype in MASKS for x in args[1])
-    return any(tag in func.tags for tag in VALUES)
+        return [x for x in args[1] if x is not None and x.dtype in MASKS]
+    if func.namespace == "aten" and not any(tag in func.tags for tag in VALUES):
+        return []
+    return tensors_in(args)
 
 
 def _storage(tensor: Tensor) -> int:
