@@ -80,6 +80,8 @@ def test_shapes_of_outputs_are_known_where_no_computed_value_decides_on_them(at:
 class Aside(nn.Module):
     """A head of training only, behind a BatchNorm of one value, dropout and a count of runs."""
 
+    runs: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 1)
