@@ -488,7 +488,8 @@ def record(
     """
     model = model if spare else _twin(model)
     written = Record()
-    recorder = Recorder(written, names_of(tensors(model)), before)
+    own = tensors(model)  # held, so that nothing made in the run gets the id of one
+    recorder = Recorder(written, names_of(own), before)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluation_mode(model))
