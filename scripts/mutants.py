@@ -526,8 +526,6 @@ def preload() -> None:
     import pytest  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch
-    import torch._subclasses.fake_tensor
-    import torch.fx.experimental.symbolic_shapes
 
     torch.set_num_threads(1)
 

@@ -157,7 +157,7 @@ def notes_beside(values: Mapping[str, Tensor], attributes: Any) -> dict[str, str
 
 def _shell(model: nn.Module) -> nn.Module:
     """The model's structure and sizes, kept for comparison while its tensors are replaced."""
-    return weightless_copy(model, {})
+    return weightless_copy(model)
 
 
 def _check_original(model: nn.Module, shapes: Any) -> None:

@@ -31,21 +31,9 @@ def sliced(
     return {name: take(state[name].detach(), name, indices) for name in names}
 
 
-def weightless_copy(
-    model: nn.Module, indices: Mapping[Axis, Tensor], filled: bool = True
-) -> nn.Module:
-    """The cut network with a single zero behind each parameter: shapes without memory.
-
-    One that runs on shapes alone need not be `filled` with zeros.
-    """
-    memo: dict[int, object] = {}
-    for name, tensor in tensors(model).items():
-        shape = [
-            len(indices[name, axis]) if (name, axis) in indices else size
-            for axis, size in enumerate(tensor.shape)
-        ]
-        memo[id(tensor)] = shape_of(tensor, shape, filled)
-    return deep_copy(model, memo)
+def weightless_copy(model: nn.Module) -> nn.Module:
+    """The network with a single zero behind each parameter: shapes without memory."""
+    return deep_copy(model, {id(x): shape_of(x) for x in tensors(model).values()})
 
 
 def copy_model(
@@ -59,9 +47,7 @@ def copy_model(
     """
     state = tensors(model)
     memo: dict[int, Any] = {
-        id(state[name]): shape_of(state[name], state[name].shape, filled=False)
-        for name in without
-        if name in state
+        id(state[name]): shape_of(state[name]) for name in without if name in state
     }
     if not parameters:
         memo = {id(x): x for x in state.values() if isinstance(x, nn.Parameter)} | memo

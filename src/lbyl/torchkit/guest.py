@@ -56,10 +56,6 @@ class Guest:
         model = uncompiled(model)
         modes = {name: module.training for name, module in model.named_modules()}
         twin = _copied(model)
-        if any(x.is_meta for x in (*twin.parameters(), *twin.buffers())):
-            return cls(
-                split_experts(twin.eval()), modes=modes
-            )  # without values, as of a checkpoint on disk
         try:
             habits = _seen(twin, inputs, strict=True)
         except _Writes:

@@ -183,13 +183,9 @@ def can_take_bias(model: nn.Module, name: str) -> bool:
     return "bias" in module._parameters and module._parameters["bias"] is None
 
 
-def shape_of(tensor: Tensor, sizes: Sequence[int], filled: bool = True) -> Tensor:
-    """A stand-in for a parameter or buffer: a single zero behind the shape asked for.
-
-    Where nobody reads it, it need not be `filled` with that zero.
-    """
-    make = torch.zeros if filled else torch.empty
-    empty = make((), dtype=tensor.dtype, device=tensor.device).expand(list(sizes))
+def shape_of(tensor: Tensor) -> Tensor:
+    """A stand-in for a parameter or buffer: a single zero behind its shape."""
+    empty = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
 

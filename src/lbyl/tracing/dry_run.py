@@ -1,7 +1,7 @@
 """Verifies by a dry run that units can be cut as the graph describes.
 
 Sizes written into a network's code (`x[:, :64]`, `view(b, 8, 32)`) do not show in one run. So the
-network is cut for trial, on tensors without data, recorded once more, and the channels that are
+network is cut for trial, recorded once more, and the channels that are
 traced then must be the kept ones. A unit for which that fails becomes unprunable.
 """
 
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.graph.unit import Axis, Graph, Unit
-from lbyl.surgery.cut import cut, sliced, weightless_copy
+from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import kept_indices
-from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.follow import follow
@@ -51,8 +50,6 @@ def verify(
 
 def computing_alike(model: nn.Module, inputs: Inputs, graph: Graph) -> Graph:
     """The graph less units whose width the network computes with, seen at two widths."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        return graph  # without values, as a checkpoint that is read block by block
     exactness = Exactness(model, inputs, graph)
     for kept in widths(graph, graph.units):
         kept = {name: kept[name] for name in exactness.graph.names}
@@ -63,7 +60,7 @@ def computing_alike(model: nn.Module, inputs: Inputs, graph: Graph) -> Graph:
 
 @dataclass
 class Trials:
-    """Cuts a network for trial, on tensors without data."""
+    """Cuts a network for trial."""
 
     model: nn.Module
     inputs: Inputs
@@ -131,24 +128,17 @@ class Trials:
         """Units whose channels are not those kept once these are cut."""
         kept = {unit.name: some(self.graph, unit) for unit in units}
         indices = kept_indices(self.graph, kept)
-        on = self.before.ran
-        if on != "real":
-            slim = weightless_copy(self.model, indices, filled=False)
-            refit_attributes(slim, self.model)
-        else:  # what runs may depend on values, so the trial has real ones
-            slim = cut(self.model, sliced(self.model, indices))
+        slim = cut(self.model, sliced(self.model, indices), parameters=False)
         # What only training runs is heeded already: no unit is left of it.
         grouped = _grouped(self.graph)
         flow = follow(
             slim,
             self.inputs,
-            on,
             True,
             grouped,
             training=False,
             before=self.before,
             residual=self.residual,
-            forms=self.before.forms,
         )
         if not flow.record.overcome:
             found = Grouping.of(flow)

@@ -8,13 +8,12 @@ from types import CodeType
 
 from torch import Tensor, nn
 
-from lbyl.surgery.cut import weightless_copy
+from lbyl.surgery.cut import copy_model
 from lbyl.surgery.layout import whole_numbers
-from lbyl.torchkit.forms import Forms
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.labels import Flow
-from lbyl.tracing.record import DoesNotRun, Ran, Record, record
+from lbyl.tracing.record import DoesNotRun, Record, record
 from lbyl.tracing.rules import propagate
 from lbyl.tracing.values import LEAVES
 
@@ -22,23 +21,21 @@ from lbyl.tracing.values import LEAVES
 def follow(
     model: nn.Module,
     inputs: Inputs,
-    on: Ran | None = None,
     spare: bool = False,
     grouped: Collection[str] = (),
     training: bool = True,
     before: Record | None = None,
     residual: bool = False,
-    forms: Forms | None = None,
 ) -> Flow:
     """Record a run and follow its channels; with `training` layers that only training runs too.
 
     `residual` follows them through norms over channels and into tables of embeddings.
     """
-    run = record(model, inputs, on, spare, before=before, forms=forms)
+    run = record(model, inputs, spare, before=before)
     flow = propagate(Flow(run, grouped=set(grouped), residual=residual))
     if training:
         unread = _unread(flow, model)
-        if unread and flow.record.ran != "real":
+        if unread:
             unread -= _heed_training(flow, model, inputs, unread)
         _heed_unreached(flow, model, unread)
     return flow
@@ -71,17 +68,11 @@ def _heed_training(flow: Flow, model: nn.Module, inputs: Inputs, silent: set[str
     """Pin the channels read by a layer that runs in training only, such as an auxiliary head.
 
     Its parameters took no part in evaluation, so a cut would leave them at the old size. Returned
-    are the parameters that training reaches.
+    are the parameters that training reaches. Training may write anything, so that its network
+    shares neither weights nor buffers.
     """
     try:
-        run = record(
-            weightless_copy(model, {}, filled=False),
-            inputs,
-            flow.record.ran,
-            spare=True,
-            training=True,
-            forms=flow.record.forms,
-        )
+        run = record(copy_model(model), inputs, spare=True, training=True)
     except DoesNotRun as error:  # training asks for more than these inputs: heeded up to there
         run = error.record
     reached = silent & set(run.parameters.values())
@@ -108,6 +99,7 @@ def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
     handed something made of them.
     """
     frames = flow.record.frames
+    values_decide = any(call.op in LEAVES for call in flow.record.calls)
     entered: set[str] = set()  # modules that no run has entered, by their outermost
     seen: dict[str, _Frame] = {}
     for name, owner, sizes in _unreached(model, unread, frames):
@@ -119,7 +111,7 @@ def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
         meets = frame.fitting(sizes, read)
         vector = _is_vector(sizes)
         # As a token in the place of masked ones, which a caller asks for and no value.
-        if owner in frames and vector and flow.record.ran != "real":
+        if owner in frames and vector and not values_decide:
             flow.unreached += [name] * bool(meets)
             continue
         outermost = name if owner in frames else _below(around, owner)

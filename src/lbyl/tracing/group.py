@@ -181,21 +181,24 @@ def build(known: Grouping, residual: bool, least: int = 2) -> Graph:
         _consumers(flow, _full(flow), axes),
         axes,
         unprunable,
-        {n: tuple(flow.record.held[v].shape) for v, n in flow.record.parameters.items()},
+        {n: tuple(flow.record.forms[v].shape) for v, n in flow.record.parameters.items()},
         tuple(flow.layers),
         tuple(flow.norms),
         flow.fixed_macs,
         channel_norms=_channel_norms(flow, axes),
         tables=frozenset(flow.tables),
         normalises=any(call.op.strip("_") in NORMALISING for call in flow.record.calls),
-        outputs=tuple(_output(flow.record, value) for value in flow.record.outputs),
+        outputs=_outputs(flow.record),
         unreached=tuple(flow.unreached),
     )
 
 
-def _output(record: Record, value: int) -> Output:
-    shape = None if record.ran == "real" else tuple(record.shapes[value])
-    return Output(shape, record.held[value].dtype)
+def _outputs(record: Record) -> tuple[Output, ...]:
+    known = not record.goes_by_values
+    return tuple(
+        Output(tuple(record.shapes[v]) if known else None, record.forms[v].dtype)
+        for v in record.outputs
+    )
 
 
 # Functions of norms, and those by which norms are written out in arithmetic.
@@ -385,7 +388,7 @@ def _lone_vector(flow: Flow, value: int) -> str | None:
         value = maker.inputs[0]
     name = flow.record.parameters.get(value)
     alone = len(flow.users.get(value, [])) == 1 and len(flow.shape(value)) == 1
-    real = flow.record.held[value].is_floating_point()
+    real = flow.record.forms[value].dtype.is_floating_point
     return name if alone and real else None
 
 

@@ -15,14 +15,11 @@ from torch import Tensor, nn
 from lbyl.errors import LbylError
 from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import AttentionRows, Axis, Consumer, Graph, Layer, Producer, Unit
-from lbyl.surgery.cut import weightless_copy
+from lbyl.surgery.cut import cut_for_trial
 from lbyl.surgery.indices import kept_indices
-from lbyl.surgery.layout import head_attributes, layouts, set_attributes
-from lbyl.surgery.refit import refit_attributes
 from lbyl.torchkit.masked import can_be_masked
 from lbyl.torchkit.run import Inputs
 from lbyl.torchkit.surroundings import one_thread
-from lbyl.torchkit.tensors import replace_tensors
 from lbyl.tracing.attention import Attention, Rows, find_attentions
 from lbyl.tracing.dry_run import COMPUTED_WITH
 from lbyl.tracing.follow import follow
@@ -478,15 +475,9 @@ def _holds(builder: _Builder, graph: Graph, units: Sequence[Unit]) -> bool:
     """Whether the network runs with these units cut, and computes with the rows that stay."""
     kept = {unit.name: some(graph, unit) for unit in units}
     indices = kept_indices(graph, kept)
-    slim = weightless_copy(builder.model, indices)
     try:
-        replace_tensors(slim, layouts(graph, kept))
-        refit_attributes(slim, builder.model)
-        set_attributes(slim, head_attributes(builder.model, graph, kept))
-        before = builder.flow.record
-        flow = follow(
-            slim, builder.inputs, before.ran, spare=True, training=False, forms=before.forms
-        )
+        slim = cut_for_trial(builder.model, graph, kept)
+        flow = follow(slim, builder.inputs, spare=True, training=False)
         after = find_attentions(flow)
     except DoesNotRun:
         return False

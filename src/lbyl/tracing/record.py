@@ -1,54 +1,43 @@
 """One run of a network, written down: which function was called on which tensors.
 
 What the design must satisfy: any `forward` that runs can be recorded (modules, functional calls,
-methods, in-place operations alike), nothing is executed for real where shapes suffice, and the
-network is not changed. So torch's function calls are intercepted instead of
+methods, in-place operations alike), the network is not changed, and no activation is kept alive
+longer than the network keeps it. So torch's function calls are intercepted instead of
 transforming code. What is not intercepted there (scripted functions) is noticed one level lower,
 by a dispatch mode, and marked as unrecorded.
 """
 
 from __future__ import annotations
 
-import logging
-import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
-from lbyl.torchkit.caches import forgetful
 from lbyl.torchkit.copies import deep_copy
-from lbyl.torchkit.forms import Forms
 from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place, is_wrapped
-from lbyl.torchkit.run import (
-    Inputs,
-    call_model,
-    described,
-    device_of,
-    evaluation_mode,
-    tensors_in,
-)
-from lbyl.torchkit.shapes import Shapes
-from lbyl.torchkit.surroundings import module_hooks, one_thread
+from lbyl.torchkit.run import Inputs, call_model, described, evaluation_mode, tensors_in
+from lbyl.torchkit.surroundings import module_hooks, own_randomness
 from lbyl.torchkit.tensors import names_of, tensors
 
-Given = tuple[Function, tuple[Any, ...], dict[str, Any]]
-"""A function with its arguments."""
 
-Ran = Literal["meta", "fake", "real"]
-"""What a network was run on: shapes alone, torch's fake tensors (slower, they know the values of
-constants), or real ones."""
+class Form(NamedTuple):
+    """What a tensor is like apart from its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -71,6 +60,7 @@ class Call:
     module: str
     trusted: bool = True  # False where it read memory that an in-place call had changed
     leaf: type[nn.Module] | None = None  # the class of a module recorded as a single call
+    looked_at: set[int] = field(default_factory=set)  # values whose numbers decide on its shapes
 
     @cached_property
     def op(self) -> str:
@@ -80,7 +70,10 @@ class Call:
 
 @dataclass
 class Record:
-    """The calls of one run, the shape of every value, and which values are parameters."""
+    """The calls of one run, the shape of every value, and which values are parameters.
+
+    No tensor is kept: activations live no longer than in a plain run.
+    """
 
     calls: list[Call] = field(default_factory=list)
     shapes: list[torch.Size] = field(default_factory=list)
@@ -92,15 +85,29 @@ class Record:
     stale: set[int] = field(default_factory=set)
     failed: list[int] = field(default_factory=list)  # what the call read that ended the run
     overcome: list[list[int]] = field(default_factory=list)  # what calls read that failed, no more
-    ran: Ran = "meta"
     # Module → values that its own code could read: of its calls, and of the modules that it calls.
     frames: dict[str, set[int]] = field(default_factory=lambda: {"": set()}, repr=False)
     kept: set[int] = field(
         default_factory=set, repr=False
     )  # values that modules keep on themselves
     leaves: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by name
-    held: list[Tensor] = field(default_factory=list, repr=False)  # so that no id is reused
-    forms: Forms = field(default_factory=Forms, repr=False)  # of calls on shapes, for further runs
+    forms: list[Form] = field(default_factory=list, repr=False)  # of every value, as it was
+
+    @property
+    def goes_by_values(self) -> bool:
+        """Whether numbers that the network computes with its weights decide what else it does.
+
+        Code that nobody looks into may always do so.
+        """
+        if self.unrecorded:
+            return True
+        made = set(self.parameters)
+        for call in self.calls:
+            if not made.isdisjoint(call.looked_at):
+                return True
+            if not made.isdisjoint(call.inputs):
+                made.update(call.outputs)
+        return False
 
 
 _ROOM = frozenset(vars(nn.Module()))  # what every module has
@@ -137,88 +144,11 @@ CASTS = {
     "type": None,
     "type_as": None,
 }
-BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
-
-def _is_so_already(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a cast asks for the type that a tensor has: then torch gives the tensor itself."""
-    if name not in CASTS or not args or not isinstance(args[0], Tensor):
-        return False
-    asked = [*args[1:], *kwargs.values()]
-    kinds = [getattr(x, "dtype", x) for x in asked if isinstance(x, (Tensor, torch.dtype))]
-    # Devices, layouts and copies are left to torch.
-    return len(kinds) == len(asked) and all(k == args[0].dtype for k in [*kinds, CASTS[name]] if k)
-
-
-def _normalised(given: Mapping[str, Any]) -> torch.Size | None:
-    """The shape of what a BatchNorm gives; None where its tensors do not fit."""
-    x = given["input"]
-    lengths = {given[n].shape[0] for n in BATCH_NORM if isinstance(given.get(n), Tensor)}
-    return x.shape if x.dim() > 1 and lengths <= {x.shape[1]} else None
-
-
-def _sampled(given: Mapping[str, Any]) -> torch.Size | None:
-    """The shape of what `grid_sample` gives; None where its tensors do not fit."""
-    x, grid = given["input"], given["grid"]
-    fits = x.dim() == grid.dim() > 3 and x.shape[0] == grid.shape[0]
-    fits = fits and grid.shape[-1] == x.dim() - 2
-    return torch.Size([*x.shape[:2], *grid.shape[1:-1]]) if fits else None
-
-
-def _over_last(given: Mapping[str, Any]) -> torch.Size | None:
-    """The shape of what a norm over the last dimensions gives; None where tensors do not fit."""
-    x, over = given["input"], given.get("normalized_shape")
-    if not isinstance(over, (tuple, list)) or tuple(x.shape[-len(over) :]) != tuple(over):
-        return None
-    parts = (given.get("weight"), given.get("bias"))
-    fits = all(tuple(p.shape) == tuple(over) for p in parts if isinstance(p, Tensor))
-    return x.shape if fits else None
-
-
-def _resized(given: Mapping[str, Any]) -> torch.Size | None:
-    """The shape of what `interpolate` gives; None where it is asked for in any other way."""
-    x, size, scale = given["input"], given.get("size"), given.get("scale_factor")
-    dims, asked = x.dim() - 2, scale if size is None else size
-    if dims < 1 or (size is None) == (scale is None) or given.get("recompute_scale_factor"):
-        return None
-    numbers: list[Any] = [asked] * dims if isinstance(asked, (int, float)) else [*(asked or ())]
-    plain = len(numbers) == dims and all(isinstance(one, (int, float)) for one in numbers)
-    if not plain or (dims > 1 and not x.is_contiguous()):  # laid out otherwise, it stays so
-        return None
-    if size is None:
-        numbers = [math.floor(float(n) * one) for n, one in zip(x.shape[2:], numbers)]
-    return torch.Size([*x.shape[:2], *numbers]) if min(numbers) > 0 else None
-
-
-def _multiplied(given: Mapping[str, Any]) -> torch.Size | None:
-    """The shape of what `linear` gives; None where its tensors do not fit."""
-    x, weight, bias = given["input"], given["weight"], given.get("bias")
-    fits = weight.dim() == 2 and x.dim() > 0 and x.shape[-1] == weight.shape[1]
-    fits = fits and (bias is None or tuple(bias.shape) == (weight.shape[0],))
-    fits = fits and x.dtype == weight.dtype
-    return torch.Size([*x.shape[:-1], weight.shape[0]]) if fits else None
-
-
-def _attended(given: Mapping[str, Any]) -> torch.Size | None:
-    """The shape of what attention gives; None where its tensors do not fit one by one."""
-    q, k, v = (given[name] for name in ("query", "key", "value"))
-    fits = q.dim() > 2 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
-    fits = fits and q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2]
-    fits = fits and q.dtype == k.dtype == v.dtype and given.get("attn_mask") is None
-    return torch.Size([*q.shape[:-1], v.shape[-1]]) if fits else None
-
-
-# Functions that torch takes long to find the shapes of: names of arguments, and the shape.
-KNOWN_SHAPES: dict[
-    Function, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], torch.Size | None]]
-] = {
-    F.batch_norm: (("input", *BATCH_NORM), _normalised),
-    F.grid_sample: (("input", "grid"), _sampled),
-    F.layer_norm: (("input", "normalized_shape", "weight", "bias"), _over_last),
-    F.interpolate: (("input", "size", "scale_factor", "mode"), _resized),
-    F.linear: (("input", "weight", "bias"), _multiplied),
-    F.scaled_dot_product_attention: (("query", "key", "value", "attn_mask"), _attended),
-}
+# Functions that read values and are seen by no dispatch mode.
+READING = ("tolist", "numpy", "__array__", "__dlpack__")
+VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+MASKS = (torch.bool, torch.uint8)
 
 
 class Recorder(Interceptor):
@@ -232,85 +162,77 @@ class Recorder(Interceptor):
         self,
         record: Record,
         names: Mapping[int, str],
-        shapes: Shapes | None = None,
         before: Record | None = None,
     ) -> None:
         super().__init__()
         self.record = record
-        self.shapes = shapes  # where it runs on them
         self.before = before
-        self.failing: tuple[Exception, Given] | None = None  # the last call that failed
+        # Values whose numbers the running call has looked at; None is any that it reads.
+        self.looked_at: set[int | None] = set()
         self.inside = 0
         self.names = names  # id of a parameter or buffer → its name in the model
         self.depth = 0
         self.modules: list[str] = [""]
         self._names: dict[Function, tuple[str, bool]] = {}
-        self._numbers: dict[int, int] = {}
+        # By a tensor's id, which is unique while it lives: then its entry is taken out.
+        self._numbers: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
         self._storages: dict[int, list[int]] = {}
 
     def number(self, tensor: Tensor) -> int:
         """The number of the value this tensor now holds, a new one at its first sight."""
-        if self.shapes is not None:
-            tensor = self.shapes.true(tensor)
         key = id(tensor)
         if key not in self._numbers:
-            self._assign(tensor)
+            value = self._assign(tensor)
             if key in self.names:
-                self.record.parameters[self._numbers[key]] = self.names[key]
-        return self._numbers[key]
+                self.record.parameters[value] = self.names[key]
+        return self._numbers[key][0]
 
     def known(self, some: Iterable[Tensor]) -> set[int]:
         """The numbers of those of these tensors that calls have met."""
-        true = (x if self.shapes is None else self.shapes.true(x) for x in some)
-        return {self._numbers[id(x)] for x in true if id(x) in self._numbers}
-
-    def _is_parameter(self, tensor: Tensor) -> bool:
-        return id(tensor if self.shapes is None else self.shapes.true(tensor)) in self.names
+        return {self._numbers[id(x)][0] for x in some if id(x) in self._numbers}
 
     def _assign(self, tensor: Tensor) -> int:
-        record = self.record
+        record, key = self.record, id(tensor)
         value = len(record.shapes)
         # An empty tensor counts as one entry, so that its channels are still seen.
         shape = tensor.shape
         record.shapes.append(shape if all(shape) else torch.Size(max(1, size) for size in shape))
-        record.whole.append(tensor.dtype not in (torch.bool, torch.uint8))
-        record.held.append(tensor)  # an id is only unique while its object lives
-        self._numbers[id(tensor)] = value
-        self._storages.setdefault(self._storage(tensor), []).append(value)
+        record.forms.append(Form(shape, tensor.dtype, tensor.device))
+        record.whole.append(tensor.dtype not in MASKS)
+        gone = self._numbers.pop
+        self._numbers[key] = value, weakref.ref(tensor, lambda _: gone(key, None))
+        # The memory of a tensor that is gone may be another's now, which harms nobody: no call
+        # reads the values that it held.
+        self._storages.setdefault(_storage(tensor), []).append(value)
         return value
-
-    def _storage(self, tensor: Tensor) -> int:
-        """What tells the memory behind tensors apart."""
-        return _storage(tensor if self.shapes is None else self.shapes.empty(tensor))
 
     def _mutate(self, tensor: Tensor) -> None:
         """An in-place call: the tensor is a new value, and other views of its memory are stale."""
-        old = self._storages.get(self._storage(tensor), [])
+        old = self._storages.get(_storage(tensor), [])
         self.record.stale.update(old)
         self._assign(tensor)
 
     def on_call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, describes = self._name(func)
         if describes or self.inside:  # inside of a leaf module, which is recorded as a whole
-            return self._call(func, args, kwargs)
-        if _is_so_already(name, args, kwargs) and self._is_parameter(args[0]):
-            return args[0]  # on shapes it would be another tensor, of which nobody knows the name
+            return func(*args, **kwargs)
         inputs: list[int] = []
         with torch._C.DisableTorchFunction():  # nobody needs to see how it looks at tensors
             spelled = self._spelled((args, kwargs), inputs)
         overcome = len(self.record.overcome)
+        self.looked_at = {None} if name in READING else set()
         self.depth += 1
         try:
-            result = self._known_shape(func, args, kwargs)
-            result = self._call(func, args, kwargs) if result is None else result
-        except Exception as error:
+            result = func(*args, **kwargs)
+        except Exception:
             result = self._as_before(name, inputs)
             if result is None:
                 self.record.failed = inputs
-                self.failing = error, (func, args, kwargs)
                 raise
         finally:
             self.depth -= 1
+        if name in CASTS and args and result is args[0] and id(result) in self.names:
+            return result  # a parameter of that type already: nothing was done
         with torch._C.DisableTorchFunction():
             self._write(func, name, spelled, inputs, args, kwargs, result)
         if len(self.record.overcome) > overcome:
@@ -327,32 +249,6 @@ class Recorder(Interceptor):
                 name = name if describes else resolve_name(func).split(".")[-2]
             self._names[func] = name, describes
         return self._names[func]
-
-    def _call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.shapes is None:
-            return func(*args, **kwargs)
-        with torch._C._DisableTorchDispatch():  # nobody watches calls that are recorded
-            return self.shapes.call(func, args, kwargs)
-
-    def _known_shape(
-        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor | None:
-        """What a call gives, shape only, where torch takes long to find out; else None."""
-        known = KNOWN_SHAPES.get(func)
-        if known is None or self.record.ran == "real":
-            return None
-        names, shape_of = known
-        given = dict(zip(names, args)) | kwargs
-        with torch._C.DisableTorchFunction():
-            x = given[names[0]]
-            shape = shape_of(given)
-            if shape is None:
-                return None
-            like = x if self.shapes is None else self.shapes.empty(x)
-            with nullcontext() if self.shapes is None else torch._C._DisableTorchDispatch():
-                if shape == x.shape:  # laid out alike
-                    return like.new_empty_strided(shape, x.stride())
-                return like.new_empty(shape)
 
     def _spelled(self, x: Any, inputs: list[int]) -> Any:
         """Arguments with a Ref for every tensor; the numbers of all tensors go into `inputs`."""
@@ -386,8 +282,8 @@ class Recorder(Interceptor):
         call = kept[len(made)]
         if len(call.inputs) != len(inputs):
             return None
-        held = [self.before.held[value] for value in call.outputs]
-        instead = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in held]
+        forms = [self.before.forms[value] for value in call.outputs]
+        instead = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in forms]
         self.record.overcome.append(inputs)
         return instead[0] if len(instead) == 1 else tuple(instead)
 
@@ -415,14 +311,35 @@ class Recorder(Interceptor):
         self.record.frames[self.modules[-1]].update(inputs, outputs)
         if inputs or outputs:
             self.record.calls.append(
-                Call(func, name, spelled[0], spelled[1], inputs, outputs, self.modules[-1], trusted)
+                Call(
+                    func,
+                    name,
+                    spelled[0],
+                    spelled[1],
+                    inputs,
+                    outputs,
+                    self.modules[-1],
+                    trusted,
+                    looked_at=self._looked_at(inputs),
+                )
             )
+
+    def look(self, tensor: Tensor) -> None:
+        """The running call looks at the numbers of a tensor."""
+        self.looked_at.add(self._numbers[id(tensor)][0] if id(tensor) in self._numbers else None)
+
+    def _looked_at(self, inputs: Iterable[int]) -> set[int]:
+        if None in self.looked_at:
+            return set(inputs)
+        return {value for value in self.looked_at if value is not None}
 
     def enter(self, name: str, leaf: bool) -> None:
         """A submodule begins to run."""
         self.modules.append(name)
         self.record.frames.setdefault(name, set())
         if leaf:
+            if not self.inside:
+                self.looked_at = set()
             self.inside += 1
             self.depth += 1
 
@@ -468,6 +385,7 @@ class Recorder(Interceptor):
                 self.modules[-1],
                 trusted,
                 kind,
+                self._looked_at(inputs),
             )
         )
 
@@ -483,6 +401,8 @@ class _DispatchWatcher(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        for tensor in _looked_at(func, args):
+            self.recorder.look(tensor)
         if self.recorder.depth == 0:
             seen = tree_flatten((args, kwargs or {}, result))[0]
             self.recorder.record.unrecorded.update(
@@ -495,6 +415,18 @@ def _moves_data(func: Callable[..., Any]) -> bool:
     """Whether a property access such as `x.T` gives a new tensor (unlike `x.shape`)."""
     name = resolve_name(func) or ""
     return name.split(".")[-2:-1] in (["T"], ["mT"], ["H"], ["mH"], ["data"], ["real"], ["imag"])
+
+
+def _looked_at(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors whose numbers decide what shapes an operation gives, or what is done next.
+
+    Of operations that are not torch's nobody knows. Indexing looks at masks alone.
+    """
+    if func is torch.ops.aten.index.Tensor:
+        return [x for x in args[1] if x is not None and x.dtype in MASKS]
+    if func.namespace == "aten" and not any(tag in func.tags for tag in VALUES):
+        return []
+    return tensors_in(args)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -525,17 +457,6 @@ def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's log of calls that fail on fake tensors: a failure is an answer here."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
 def _twin(model: nn.Module) -> nn.Module:
     """The same parameters in other modules: what a forward keeps on `self` stays out of `model`."""
     kept = {id(tensor): tensor for tensor in tensors(model).values()}
@@ -543,51 +464,6 @@ def _twin(model: nn.Module) -> nn.Module:
         return deep_copy(model, kept)
     except Exception:  # some modules refuse copies; most of those keep nothing either
         return model
-
-
-def _run(
-    model: nn.Module,
-    inputs: Inputs,
-    on: Ran,
-    spare: bool = False,
-    training: bool = False,
-    before: Record | None = None,
-    forms: Forms | None = None,
-) -> Record:
-    model = model if spare else _twin(model)
-    own = tensors(model)
-    names = names_of(own)
-    written = Record(ran=on, forms=Forms() if forms is None else forms)
-    shapes = Shapes(device_of(model), names, written.forms) if on == "meta" else None
-    if shapes is not None:
-        shapes.expect(own.values())
-    recorder = Recorder(written, names, shapes, before)
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(evaluation_mode(model))
-        if training:
-            model.train()
-        if on != "real":
-            stack.enter_context(one_thread())
-            stack.enter_context(forgetful(model))
-        if on == "fake":
-            stack.enter_context(_quiet())
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
-            inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
-            stack.enter_context(mode)
-        stack.enter_context(_DispatchWatcher(recorder))
-        stack.enter_context(_module_names(model, recorder))
-        if shapes is not None:
-            inputs = tree_map_only(Tensor, shapes.ignore, inputs)
-        stack.enter_context(recorder)
-        try:
-            output = call_model(model, inputs)
-        except Exception as error:
-            failing = recorder.failing
-            last = failing[1] if failing is not None and failing[0] is error else None
-            raise DoesNotRun(inputs, error, written, last) from error
-    written.outputs = [recorder.number(x) for x in tensors_in(output)]
-    return written
 
 
 def _held_by(module: nn.Module) -> list[Tensor]:
@@ -600,68 +476,51 @@ def _held_by(module: nn.Module) -> list[Tensor]:
 def record(
     model: nn.Module,
     inputs: Inputs,
-    on: Ran | None = None,
     spare: bool = False,
     training: bool = False,
     before: Record | None = None,
-    forms: Forms | None = None,
 ) -> Record:
     """Run `model` once on `inputs` and return what it called.
 
-    Shapes alone cost milliseconds whatever the size; a network whose control flow looks at values
-    is run for real instead. `on` asks for one way. A `spare` model was made to be recorded: what
-    its forward keeps on `self` may stay there, and only such a one may be recorded in `training`
-    mode. Calls that fail give what they gave `before`; `forms` are those of a run before.
+    A `spare` model was made to be recorded: what its forward keeps on `self` may stay there, and
+    only such a one may be recorded in `training` mode. Calls that fail give zeros of the shapes
+    that they gave `before`.
     """
-    ways: tuple[Ran, ...] = ("meta", "fake", "real") if on is None else (on,)
-    call: Given | None = None
-    for way in ways:
-        if way == "fake" and call is not None and _fails_on_fakes(call, device_of(model)):
-            continue
+    model = model if spare else _twin(model)
+    written = Record()
+    own = tensors(model)  # held, so that nothing made in the run gets the id of one
+    recorder = Recorder(written, names_of(own), before)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(evaluation_mode(model))
+        if training:
+            stack.enter_context(own_randomness())
+            _train(model)
+        stack.enter_context(_DispatchWatcher(recorder))
+        stack.enter_context(_module_names(model, recorder))
+        stack.enter_context(recorder)
         try:
-            kept = spare and way == ways[-1]
-            return _run(model, inputs, way, kept, training, before, forms)
+            output = call_model(model, inputs)
         except Exception as error:
-            if way == ways[-1]:
-                raise _explained(inputs, error) from error
-            call = error.call if isinstance(error, DoesNotRun) else None
-    raise AssertionError  # the last way returns or raises
+            raise DoesNotRun(inputs, error, written) from error
+    written.outputs = [recorder.number(x) for x in tensors_in(output)]
+    return written
 
 
-def _fails_on_fakes(call: Given, device: torch.device) -> bool:
-    """Whether a call that failed on shapes also fails on fake tensors, as the whole run would."""
-    func, args, kwargs = call
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def fake(x: Tensor) -> Tensor:
-        place = device if x.is_meta else x.device
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=place)
-
-    with _quiet(), torch.no_grad(), mode:
-        try:
-            args, kwargs = tree_map_only(Tensor, fake, (args, kwargs))
-            func(*args, **kwargs)
-        except Exception:
-            return True
-    return False
+def _train(model: nn.Module) -> None:
+    """Training mode, but for BatchNorms: one example has no variance to normalise by."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
 
 
 class DoesNotRun(LbylError):
-    """The model failed on its inputs; `record` holds the calls up to there.
+    """The model failed on its inputs; `record` holds the calls up to there."""
 
-    `call` is the one that failed, None where the code around calls did.
-    """
-
-    def __init__(
-        self, inputs: Inputs, error: Exception, record: Record, call: Given | None = None
-    ) -> None:
+    def __init__(self, inputs: Inputs, error: Exception, record: Record) -> None:
         super().__init__(
             f"the model does not run on the example inputs ({described(inputs)}): {error}. "
             "Pass inputs as the model's forward takes them: a tensor, a tuple or a dict."
         )
         self.record = record
-        self.call = call
-
-
-def _explained(inputs: Inputs, error: Exception) -> DoesNotRun:
-    return error if isinstance(error, DoesNotRun) else DoesNotRun(inputs, error, Record())

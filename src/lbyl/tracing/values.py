@@ -1,6 +1,6 @@
 """Compares values: a cut network with the original in which the pruned channels are silenced.
 
-A trial on shapes shows where channels go. It does not show what a network computes with their
+A trial cut shows where channels go. It does not show what a network computes with their
 number: `h / h.shape[1] ** 0.5` runs at every width and gives another result at each. So both
 networks run on the example: one cut, one whole whose consumers multiply pruned channels by zero.
 Their outputs are equal but for rounding, or the cut is wrong.

@@ -42,7 +42,7 @@ def _layer(
         return opaque(flow, call, "computes its weight in the forward pass")
     if len(flow.shape(weight.value)) < 2:
         return opaque(flow, call, "sums all its inputs into one number")
-    kind_of = flow.record.held[weight.value].dtype
+    kind_of = flow.record.forms[weight.value].dtype
     if not kind_of.is_floating_point:  # regression is in real numbers
         numbers = "complex numbers" if kind_of.is_complex else "integers"
         flow.refused[name.removesuffix(".weight")] = f"its weights are {numbers}"
