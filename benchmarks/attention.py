@@ -40,8 +40,8 @@ from benchmarks.common.text import (
     measured_windows,
     perplexity,
 )
+from lbyl.runtime.files import write_json
 from lbyl.surgery.cut import copy_model
-from lbyl.torchkit.files import write_json
 
 EVERYTHING = ("*", "*:heads", "*:qk", "*:v")
 ROWS: dict[str, dict[str, dict[str, float]]] = {
@@ -96,7 +96,7 @@ def test_images(count: int) -> tuple[Tensor, Tensor]:
 
 def training_images(count: int) -> Tensor:
     """Real images for the column beside ours."""
-    from lbyl import data
+    from lbyl.app import data
 
     found = data.load(shared_dir() / "data" / "cifar100_train.npz", "train")
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.common.environment import environment, results_dir
-from lbyl.models.blocks import INDEX, Shards, compress_blocks
-from lbyl.torchkit.files import write_json
+from lbyl.app.streaming import INDEX, Shards, compress_blocks
+from lbyl.runtime.files import write_json
 
 SIZES = {
     "vocab_size": 128256,

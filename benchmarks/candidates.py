@@ -20,7 +20,7 @@ from benchmarks.choosing import rows_parser
 from benchmarks.common.networks import load_network
 from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
-from lbyl.planning import allocation
+from lbyl.planning import candidates as allocation
 
 BLENDS = {"predicted": (0.5, 1.0), "measured": (0.25, 0.5, 0.75, 1.0)}
 FRACTIONS = (0.8, 0.7, 0.6, 0.5, 0.4)  # of the MACs that are left

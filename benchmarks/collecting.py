@@ -23,7 +23,7 @@ from benchmarks.common.networks import LabelledImages, load_images, load_network
 from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
 from lbyl.inputs.batches import FreshInputs, InputBatches
-from lbyl.restoring.divergence import Divergence
+from lbyl.scoring.compare import Divergence
 from lbyl.statistics import collect
 
 NETWORKS = "vgg16_cifar10,resnet56_cifar10,resnet20_cifar10,resnet50_cifar100"

@@ -31,7 +31,7 @@ from benchmarks.common.results import save_figure, save_results
 from benchmarks.common.tables import print_table
 from lbyl.graph.weights import unit_weights
 from lbyl.methods import LBYL, Method, NeuronMerging
-from lbyl.restoring.error_terms import error_terms, moment_ware
+from lbyl.rivals.errors import error_terms, moment_ware
 
 NETWORKS = ("vgg16_cifar10", "resnet50_cifar100", "mobilenet_v2_imagenet")
 PLAIN = ("l2", "l2-gm", "l1")

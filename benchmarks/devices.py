@@ -20,7 +20,7 @@ import lbyl
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from benchmarks.speed.loop import randomised
-from lbyl.inputs.procedural import procedural_images
+from lbyl.inputs.images.procedural import procedural_images
 from lbyl.methods.echo import Echo
 
 SIZE, IMAGES, RATIO = 64, 256, 0.5

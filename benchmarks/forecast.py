@@ -32,8 +32,8 @@ from benchmarks.common.networks import (
     load_images,
 )
 from benchmarks.small_networks import LIKE
+from lbyl.app.sources import Network, zoo
 from lbyl.inputs.batches import FreshInputs
-from lbyl.models import Network, zoo
 
 NETWORKS = (
     "digits",

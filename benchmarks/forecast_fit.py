@@ -30,9 +30,9 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_figure, save_results, stored_rows
 from benchmarks.common.tables import print_table
 from benchmarks.forecast import read_rows
-from lbyl.restoring import forecast
-from lbyl.restoring.forecast import HALF, Calibration, logit
-from lbyl.torchkit.files import read_json, write_json
+from lbyl.runtime.files import read_json, write_json
+from lbyl.scoring import forecast
+from lbyl.scoring.forecast import HALF, Calibration, logit
 
 ROWS = "forecast-rows"
 POINT = 0.9  # of a network's errors, which is its score

@@ -26,9 +26,9 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_figure, save_results
 from benchmarks.common.tables import print_table
 from benchmarks.speed.clock import peak_bytes, spent
+from lbyl.runtime import heap
+from lbyl.runtime.files import read_json
 from lbyl.statistics import collect
-from lbyl.torchkit import heap
-from lbyl.torchkit.files import read_json
 
 BASE = {"channels": 64, "layers": 6, "images": 128, "size": 32}
 POINTS = {

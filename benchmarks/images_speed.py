@@ -11,7 +11,7 @@ import time
 import torch
 
 from benchmarks.common.environment import default_device
-from lbyl.inputs.procedural import procedural_images
+from lbyl.inputs.images.procedural import procedural_images
 
 CASES = ((1000, (3, 32, 32)), (256, (3, 224, 224)))
 

@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.common.networks import Case, load_case
 from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
-from lbyl.deploy import OnnxNetwork, quantise_onnx
-from lbyl.export import export_onnx
+from lbyl.app.deploy import OnnxNetwork, quantise_onnx
+from lbyl.app.export import export_onnx
 
 NETWORKS = "digits,lenet300_100_fashionmnist,resnet20_cifar10"
 METHODS, RATIOS = ("none", "lbyl", "echo"), (0.1, 0.2, 0.3, 0.5)

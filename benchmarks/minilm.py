@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import lbyl
 from benchmarks.common.environment import default_device, environment, results_dir
-from lbyl.torchkit.files import write_json
+from lbyl.runtime.files import write_json
 
 RATIOS = (0.1, 0.3, 0.5)
 LENGTH = 64

@@ -28,8 +28,8 @@ from benchmarks.common.results import save_results, stored_rows
 from benchmarks.common.tables import print_table
 from benchmarks.forecast import load
 from benchmarks.forecast_fit import ROWS, calibration
-from lbyl.models import Network, zoo
-from lbyl.restoring.forecast import CALIBRATIONS, Calibration
+from lbyl.app.sources import Network, zoo
+from lbyl.scoring.forecast import CALIBRATIONS, Calibration
 
 NAME = "promises"
 KEEP = (0.95, 0.9)

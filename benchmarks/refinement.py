@@ -23,7 +23,7 @@ from benchmarks.common.networks import Case, load_case
 from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
-from lbyl.restoring.refine import Steps
+from lbyl.refining.distil import Steps
 
 NETWORKS = ("vgg16_cifar10", "resnet56_cifar10", "resnet50_cifar100", "mobilenet_v2_imagenet")
 RATIOS = {"mobilenet_v2_imagenet": 0.3}  # 0.5 for all others
@@ -80,7 +80,7 @@ def speed(device: str) -> dict[str, float]:
 
     prepared.refine(plain, 8)
     recorded = rate()
-    with mock.patch("lbyl.torchkit.recording.record", lambda run, inputs: None):
+    with mock.patch("lbyl.runtime.recording.record", lambda run, inputs: None):
         one_by_one = rate()
     return {"recorded": recorded, "one by one": one_by_one}
 

@@ -40,14 +40,14 @@ from benchmarks.common.networks import LAYERS, LabelledImages, Pair, load_images
 from benchmarks.common.results import save_results
 from benchmarks.padding import padded
 from benchmarks.restoration import STEPS
-from lbyl import data
-from lbyl.inputs.inversion import invert
-from lbyl.inputs.procedural import procedural_images
+from lbyl.app import data
+from lbyl.app.sources import Network, zoo
+from lbyl.inputs.images.inversion import invert
+from lbyl.inputs.images.procedural import procedural_images
 from lbyl.methods import LBYL, NeuronMerging
-from lbyl.models import Network, zoo
 from lbyl.result import Size
-from lbyl.torchkit.files import read_json, whole_file
-from lbyl.torchkit.run import device_of
+from lbyl.runtime.files import read_json, whole_file
+from lbyl.runtime.run import device_of
 from lbyl.train import TrainConfig, train
 
 # The paper's λ₁ and λ₂ for ResNet-50/CIFAR-100 with L2, by ratio.

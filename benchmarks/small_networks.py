@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from benchmarks.common.environment import default_device
 from benchmarks.common.networks import LabelledImages, load_images
-from lbyl.models import Network, zoo
-from lbyl.torchkit.files import write_tensors
+from lbyl.app.sources import Network, zoo
+from lbyl.runtime.files import write_tensors
 
 LIKE = "resnet50_cifar100"  # whose images these networks read
 EPOCHS, BATCH, PAD = 16, 256, 4

@@ -41,10 +41,10 @@ from benchmarks.common.text import (
     perplexity,
 )
 from lbyl.planning.plan import Plan
+from lbyl.runtime.files import write_json
 from lbyl.statistics.collect import collect
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model
-from lbyl.torchkit.files import write_json
 
 LAYERS = "*mlp*"
 TEXTS = 96

@@ -34,10 +34,10 @@ from benchmarks.common.jobs import matching
 from benchmarks.common.networks import Case, LabelledImages
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
-from lbyl import data
-from lbyl.models import resolve
+from lbyl.app import data
+from lbyl.app.sources import resolve
 from lbyl.planning.task import Amount
-from lbyl.torchkit.files import read_json
+from lbyl.runtime.files import read_json
 
 RATIOS = (0.3, 0.5)
 CRITERIA = ("l2", "echo")

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 import lbyl
-from lbyl import data
-from lbyl.models import zoo
-from lbyl.report import gather, write_report
+from lbyl.app import data
+from lbyl.app.report import gather, write_report
+from lbyl.app.sources import zoo
 
 torch.manual_seed(0)
 model = zoo.create("digits", weights="shipped")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lbyl.cli.app import COMMANDS, load_command
+from lbyl.app.cli.app import COMMANDS, load_command
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 HEAD = """\

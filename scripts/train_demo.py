@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbyl.data import evaluate, load
-from lbyl.models import zoo
-from lbyl.torchkit.files import whole_file
+from lbyl.app.data import evaluate, load
+from lbyl.app.sources import zoo
+from lbyl.runtime.files import whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "src" / "lbyl" / "models" / "zoo" / "digits.safetensors"

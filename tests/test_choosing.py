@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 from support.networks import build, example
 
 pytestmark = pytest.mark.usefixtures("few_images")

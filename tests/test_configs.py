@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 from support import quick
 
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.models import zoo
+from lbyl.app.sources import zoo
 from support import quick
 from support.networks import build, example, fingerprint, randomise
 

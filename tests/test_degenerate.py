@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.models import zoo
+from lbyl.app.sources import zoo
 from support import quick
 
 IMAGE = torch.zeros(1, 3, 16, 16)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import lbyl
-from lbyl.cli.app import app
-from lbyl.deploy import measure_steps, quantise_onnx
-from lbyl.export import export_onnx
-from lbyl.models import resolve
+from lbyl.app.cli.app import app
+from lbyl.app.deploy import measure_steps, quantise_onnx
+from lbyl.app.export import export_onnx
+from lbyl.app.sources import resolve
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import lbyl
 
 # private: commands are parsed here without being run
-from lbyl.cli.app import COMMANDS, load_command
-from lbyl.models import zoo
+from lbyl.app.cli.app import COMMANDS, load_command
+from lbyl.app.sources import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.cli.app import app
-from lbyl.export import export_onnx
-from lbyl.models import zoo
+from lbyl.app.cli.app import app
+from lbyl.app.export import export_onnx
+from lbyl.app.sources import zoo
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

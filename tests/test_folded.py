@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lbyl
 from benchmarks.folded import folded
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 from support import quick
 from support.networks import build, consumer_samples, example
 

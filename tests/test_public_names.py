@@ -13,22 +13,22 @@ import lbyl
 
 TESTS = Path(__file__).parent
 OPEN = (  # modules all of whose names are public
-    *("lbyl.methods", "lbyl.criteria", "lbyl.checks", "lbyl.data"),
+    *("lbyl.methods", "lbyl.criteria", "lbyl.checks", "lbyl.app.data"),
 )
 NAMES = {  # modules some of whose names README and the pages of the documentation teach
     "lbyl": {*lbyl.__all__, "__version__", "data", "checks"},
-    "lbyl.cli.app": {"app"},
-    "lbyl.deploy": {"measure_steps", "quantise_onnx"},
-    "lbyl.export": {"export_onnx"},
+    "lbyl.app.cli.app": {"app"},
+    "lbyl.app.deploy": {"measure_steps", "quantise_onnx"},
+    "lbyl.app.export": {"export_onnx"},
     "lbyl.methods.base": {"identity_rows"},
-    "lbyl.models": {"resolve", "zoo"},
-    "lbyl.models.blocks": {"compress_blocks"},
-    "lbyl.models.saved": {"load"},
-    "lbyl.models.yolo": {"as_yolo"},
-    "lbyl.report": {"gather", "loader_snippet", "write_report"},
-    "lbyl.storage": {"save"},
+    "lbyl.app.sources": {"resolve", "zoo"},
+    "lbyl.app.streaming": {"compress_blocks"},
+    "lbyl.app.sources.saved": {"load"},
+    "lbyl.app.sources.yolo": {"as_yolo"},
+    "lbyl.app.report": {"gather", "loader_snippet", "write_report"},
+    "lbyl.storage.files": {"save"},
     "lbyl.surgery.indices": {"pruned_of"},
-    "lbyl.sweep": {"Engine", "Setting", "Store", "Subject", "points", "sweep"},
+    "lbyl.app.sweep": {"Engine", "Setting", "Store", "Subject", "points", "sweep"},
     "lbyl.tracing.labels": {"Flow"},
     "lbyl.tracing.record": {"Call"},
     "lbyl.train": {"TrainConfig", "train"},
@@ -79,7 +79,7 @@ def public(module: str, name: str | None = None) -> bool:
     if module == "lbyl.methods" or name is None:
         return name is not None or module in (*OPEN, *NAMES) or public(*module.rpartition(".")[::2])
     return name in NAMES.get(module, ()) or (
-        module.startswith("lbyl.models.zoo") and not name.startswith("_")
+        module.startswith("lbyl.app.sources.zoo") and not name.startswith("_")
     )
 
 
@@ -148,15 +148,15 @@ def test_names_that_are_not_public_have_a_reason(path: str) -> None:
     [
         ("import lbyl\nlbyl.trace\nlbyl.methods.Echo", []),
         (
-            "from lbyl.models import resolve, zoo, network",
-            ["lbyl.models.network"],
+            "from lbyl.app.sources import resolve, zoo, network",
+            ["lbyl.app.sources.network"],
         ),
         ("import lbyl.graph.unit as unit", ["lbyl.graph.unit"]),
         ("from lbyl import api  # private: because", []),
         ("# private: because\n# of this\nfrom lbyl.api import (\n    a,\n    b,\n)", []),
         ("from lbyl.api import a, b", ["lbyl.api.a", "lbyl.api.b"]),
-        ("patch.setattr('lbyl.choosing.spare', 1)", ["lbyl.choosing.spare"]),
-        ("import lbyl\nlbyl.storage.PLAN", ["lbyl.storage"]),
+        ("patch.setattr('lbyl.scoring.choose.spare', 1)", ["lbyl.scoring.choose.spare"]),
+        ("import lbyl\nlbyl.storage.PLAN", ["lbyl.storage.files"]),
         ("P = 'import lbyl\\nfrom lbyl.api import a'", ["lbyl.api.a"]),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lbyl
-from lbyl.cli.errors import EXTRAS  # private: no text lists all extras that are named
+from lbyl.app.cli.errors import EXTRAS  # private: no text lists all extras that are named
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = {"torch", "numpy", "safetensors", "typer", "rich"}

@@ -41,7 +41,7 @@ def test_nothing_pruned_means_nothing_corrected() -> None:
 
 def test_a_refinement_that_was_taken_back_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # private: no argument makes a refinement fail
-    monkeypatch.setattr("lbyl.restoring.refine.RATE", 1e8)
+    monkeypatch.setattr("lbyl.refining.distil.RATE", 1e8)
     model, x = build("basic"), example("basic")
     plain, wild = (quick.compress(model, x, 0.5, refine=steps) for steps in (0, 3))
     told = wild.refinement

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.environment import environment
-from lbyl.torchkit.files import read_json, write_json
+from lbyl.runtime.files import read_json, write_json
 
 
 @dataclass

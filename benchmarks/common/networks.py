@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import lbyl
 from benchmarks.common.environment import shared_dir
-from lbyl import data
-from lbyl.data import ImageSet
-from lbyl.models import Network, resolve, zoo
-from lbyl.torchkit.run import device_of
+from lbyl.app import data
+from lbyl.app.data import ImageSet
+from lbyl.app.sources import Network, resolve, zoo
+from lbyl.runtime.run import device_of
 
 # The layers that published tables prune: convolutions of VGG, inner ones of residual blocks,
 # expansions of inverted bottlenecks.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.environment import environment, results_dir
-from lbyl.torchkit.files import read_json, whole_file, write_json
+from lbyl.runtime.files import read_json, whole_file, write_json
 
 
 def save_results(name: str, data: Any, figure: Any = None, folder: Path | None = None) -> Path:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from benchmarks.detection.packed import PackedImages
 from benchmarks.detection.ssd import feature_sizes
-from lbyl.torchkit.run import device_of, evaluation_mode
+from lbyl.runtime.run import device_of, evaluation_mode
 
 
 def default_boxes(model: nn.Module, size: int) -> Tensor:

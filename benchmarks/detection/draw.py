@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.files import whole_file
+from lbyl.runtime.files import whole_file
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.detection.coco import CocoImages, quiet
 from lbyl.errors import LbylError
-from lbyl.torchkit.run import evaluation_mode
+from lbyl.runtime.run import evaluation_mode
 
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 

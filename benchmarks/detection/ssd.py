@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.run import device_of, evaluation_mode
+from lbyl.runtime.run import device_of, evaluation_mode
 
 BLOCKS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 BOTTLENECK = 50  # from this depth on blocks are bottlenecks, four times as wide outside

@@ -48,8 +48,8 @@ from benchmarks.detection.packed import PackedImages, pack_images
 from benchmarks.detection.ssd import build_ssd
 from benchmarks.detection.train import train_detector
 from lbyl.methods import LBYL, NeuronMerging
-from lbyl.torchkit.files import read_json, read_tensors, write_json, write_tensors
-from lbyl.torchkit.run import device_of
+from lbyl.runtime.files import read_json, read_tensors, write_json, write_tensors
+from lbyl.runtime.run import device_of
 
 RATIOS = (0.1, 0.2, 0.3)
 CRITERIA = ("l2", "l2-gm", "l1")

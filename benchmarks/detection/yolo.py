@@ -20,8 +20,8 @@ import lbyl
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from benchmarks.detection.draw import CLASSES, DrawConfig, draw_detection_set
-from lbyl.models import resolve
-from lbyl.models.yolo import as_yolo
+from lbyl.app.sources import resolve
+from lbyl.app.sources.yolo import as_yolo
 
 TINY = """
 nc: 6

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lbyl
 from benchmarks.speed.clock import Spent, spent, wait
-from lbyl.torchkit.run import evaluation_mode
+from lbyl.runtime.run import evaluation_mode
 
 FORWARD, FORECAST = "one plain forward pass", "forecast"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.clock import spent
-from lbyl.sweep import Engine, Point, Setting, Store, Subject, points, sweep
+from lbyl.app.sweep import Engine, Point, Setting, Store, Subject, points, sweep
 
 NETWORK = """
 import torch
@@ -44,7 +44,9 @@ def workers(network: str, size: int) -> list[list[Any]]:
                 sweep(grid, setting, store, Engine(jobs))
 
             if jobs > 1:  # a sweep that is worth two processes is long beside their start
-                Parallel(n_jobs=jobs)(delayed(import_module)("lbyl.sweep.work") for _ in range(8))
+                Parallel(n_jobs=jobs)(
+                    delayed(import_module)("lbyl.app.sweep.work") for _ in range(8)
+                )
             seconds = spent(work, "cpu").wall
         rows.append([jobs, len(grid), seconds, rows[0][2] / seconds if rows else 1.0])
     return rows

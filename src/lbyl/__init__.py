@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lbyl import methods
     from lbyl.api import Prepared, compress, estimate, prepare, refine
+    from lbyl.app.sources.saved import load
     from lbyl.errors import LbylError
     from lbyl.graph.declare import declare
     from lbyl.graph.unit import Graph
-    from lbyl.models.saved import load
     from lbyl.planning import criteria
     from lbyl.planning.budget import Budget
     from lbyl.planning.plan import Plan
     from lbyl.result import Result
     from lbyl.statistics.moments import Statistics
-    from lbyl.storage import save
+    from lbyl.storage.files import save
     from lbyl.tracing.trace import trace
 
 __version__ = "0.3.0"
@@ -36,10 +36,10 @@ _HOMES = {
     "compress": "lbyl.api",
     "declare": "lbyl.graph.declare",
     "estimate": "lbyl.api",
-    "load": "lbyl.models.saved",
+    "load": "lbyl.app.sources.saved",
     "prepare": "lbyl.api",
     "refine": "lbyl.api",
-    "save": "lbyl.storage",
+    "save": "lbyl.storage.files",
     "trace": "lbyl.tracing.trace",
 }
 _MODULES = {"criteria": "lbyl.planning.criteria", "methods": "lbyl.methods"}

@@ -1,6 +1,6 @@
 """`python -m lbyl` is the program `lbyl`."""
 
-from lbyl.cli import main
+from lbyl.app.cli import main
 
 if __name__ == "__main__":
     main()

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lbyl.choosing import Chooser, Judges, Trial
+from lbyl.app.cli.bar import shown
 from lbyl.errors import LbylError, LostWarning
 from lbyl.graph.patterns import listed, names_attention
 from lbyl.graph.unit import Axis, Graph, Unit
 from lbyl.graph.weights import unit_weights
 from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
-from lbyl.inputs.loader import OwnInputs, own_batches
-from lbyl.inputs.loader import check_runs as check_own_runs
+from lbyl.inputs.user import OwnInputs, own_batches
+from lbyl.inputs.user import check_runs as check_own_runs
 from lbyl.latency import compare
 from lbyl.methods import registry as methods_registry
 from lbyl.methods.base import Method
@@ -34,10 +34,8 @@ from lbyl.planning.criteria import registry as criteria_registry
 from lbyl.planning.plan import Plan
 from lbyl.planning.ratio import check_ratio, kept_count, steps_of
 from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
-from lbyl.restoring.error_terms import error_terms, moment_ware
-from lbyl.restoring.forecast import Forecast
-from lbyl.restoring.refine import Refinement, Steps, check_steps, own_inputs, rounds_of
-from lbyl.restoring.refine import refine as refine_in_place
+from lbyl.refining.distil import Refinement, Steps, check_steps, own_inputs, rounds_of
+from lbyl.refining.distil import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
 from lbyl.restoring.sequential import fit_sequentially
 from lbyl.result import (
@@ -50,6 +48,15 @@ from lbyl.result import (
     Row,
     Size,
 )
+from lbyl.rivals.errors import error_terms, moment_ware
+from lbyl.runtime.format import first_line, percent
+from lbyl.runtime.garbage import young_objects_only
+from lbyl.runtime.guest import Guest
+from lbyl.runtime.heap import memory_kept
+from lbyl.runtime.notes import note, noting
+from lbyl.runtime.run import Examples, Inputs, Progress, device_of
+from lbyl.scoring.choose import Chooser, Judges, Trial
+from lbyl.scoring.forecast import Forecast
 from lbyl.statistics.analytic import analytic_statistics
 from lbyl.statistics.collect import (
     check_complete,
@@ -60,14 +67,7 @@ from lbyl.statistics.collect import (
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import copy_model, cut_for_trial
 from lbyl.surgery.indices import complete, kept_indices
-from lbyl.torchkit.bar import shown
-from lbyl.torchkit.experts import join_experts, split_experts
-from lbyl.torchkit.fallbacks import note, noting
-from lbyl.torchkit.format import first_line, percent
-from lbyl.torchkit.garbage import young_objects_only
-from lbyl.torchkit.guest import Guest
-from lbyl.torchkit.heap import memory_kept
-from lbyl.torchkit.run import Examples, Inputs, Progress, device_of
+from lbyl.surgery.modules.experts import join_experts, split_experts
 from lbyl.tracing.attributes import follow_widths
 from lbyl.tracing.dry_run import COMPUTED_WITH
 from lbyl.tracing.group import without

@@ -25,10 +25,10 @@ from lbyl.methods import registry as methods
 from lbyl.planning.criteria import Criterion
 from lbyl.planning.criteria import registry as criteria
 from lbyl.planning.plan import Plan
+from lbyl.runtime.registry import Named, Registry
+from lbyl.runtime.session import OwnDraws
+from lbyl.runtime.tensors import is_finite, tensors
 from lbyl.statistics.moments import Statistics
-from lbyl.torchkit.registry import Named, Registry
-from lbyl.torchkit.surroundings import OwnDraws
-from lbyl.torchkit.tensors import is_finite, tensors
 
 CHANNELS = 8  # of every layer; even, so that filters come in pairs
 EXACT = 1e-6  # of the output's norm, in float64

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.run import Inputs, call_as_in_use, device_of, evaluation_mode
+from lbyl.runtime.run import Inputs, call_as_in_use, device_of, evaluation_mode
 
 WARM_UP = 3
 Key = TypeVar("Key", bound=Hashable)
@@ -118,7 +118,7 @@ def _runner(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
 def _onnx_runner(
     stack: ExitStack, model: nn.Module, inputs: Inputs, threads: int | None
 ) -> Callable[[], object]:
-    from lbyl.export import export_onnx, onnx_feed, onnx_session
+    from lbyl.app.export import export_onnx, onnx_feed, onnx_session
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     export_onnx(model, inputs, folder / "model.onnx")

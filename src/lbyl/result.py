@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from lbyl.graph.unit import Graph
-from lbyl.planning.allocation import Allocation
+from lbyl.planning.candidates import Allocation
 from lbyl.planning.plan import Plan
-from lbyl.restoring.forecast import Forecast
-from lbyl.restoring.refine import Refinement
-from lbyl.torchkit.format import counted, human, percent_change
-from lbyl.torchkit.run import Inputs
-from lbyl.torchkit.tensors import tensors
+from lbyl.refining.distil import Refinement
+from lbyl.runtime.format import counted, human, percent_change
+from lbyl.runtime.run import Inputs
+from lbyl.runtime.tensors import tensors
+from lbyl.scoring.forecast import Forecast
 
 WIDTH = 98  # of what is printed
 UNKNOWN = "no forecast: nothing is known of the accuracy that is kept"

@@ -16,7 +16,7 @@ from benchmarks import unseen
 from benchmarks.adaptive import MOST, adaptive_ratios
 from benchmarks.common.results import stored_rows
 from benchmarks.criteria import correlations, methods, spearman, table
-from lbyl.models import zoo
+from lbyl.app.sources import zoo
 
 
 def cells(**accuracy: float) -> dict[str, Any]:

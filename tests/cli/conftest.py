@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 
 NETWORK = """
 import torch

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 
 DIGITS = ["lbyl:digits", "--weights", "shipped"]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 
 IMAGES = ["--data", "32"]
 

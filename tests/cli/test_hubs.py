@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 
 QUICK = ["--ratio", "*=0.3", "--criterion", "l2", "--data", "16", "--no-report"]
 

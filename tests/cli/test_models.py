@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import lbyl
 from lbyl import LbylError
-from lbyl.models import parse_input_shape, resolve
+from lbyl.app.sources import parse_input_shape, resolve
 
 
 def test_torchvision_with_a_file_of_weights(tmp_path: Path) -> None:

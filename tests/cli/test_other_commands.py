@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 
 
 def test_inspect(run: Any, run_json: Any) -> None:

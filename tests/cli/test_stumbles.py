@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import lbyl
+from lbyl.app.sources import resolve
+from lbyl.app.sources.zoo import load_weights
 from lbyl.latency import Timing  # private: no clock of the machine can be told what to show
-from lbyl.models import resolve
-from lbyl.models.zoo import load_weights
 
 DIGITS = ["lbyl:digits", "--weights", "shipped"]
 
@@ -50,7 +50,7 @@ def test_a_budget_of_time_shows_the_time_and_is_refused_where_it_is_missed(
     # private: as above; whatever is measured on a busy machine would be another number each time
     monkeypatch.setattr(lbyl.Prepared, "_time_fraction", lambda self, left: 0.95)
     # private: as above
-    monkeypatch.setattr("lbyl.cli.compress.compare", lambda *args: seconds)
+    monkeypatch.setattr("lbyl.app.cli.compress.compare", lambda *args: seconds)
     out = tmp_path / "out"
     arguments = ["compress", *DIGITS, "--latency", "0.95", "--criterion", "l2", "--out", out]
     found = run_json(*arguments)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

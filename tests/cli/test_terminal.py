@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 
 pytest.importorskip("pty", reason="Windows has no terminals of this kind")
 import fcntl

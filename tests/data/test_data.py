@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lbyl import LbylError
-from lbyl.data import ImageSet, Score, accuracy, evaluate, load
-from lbyl.models import zoo
+from lbyl.app.data import ImageSet, Score, accuracy, evaluate, load
+from lbyl.app.sources import zoo
 
 ONE = ((0.0,), (1.0,))  # mean and std that leave x/255
 IDX = "t10k-images-idx3-ubyte"

@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import lbyl
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 from support.fuzz.files import heads
 
 Document = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 
 transformers = pytest.importorskip("transformers")
 LAYERS: dict[str, Any] = {

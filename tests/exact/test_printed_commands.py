@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 
 FACTORIES = """
 import torch

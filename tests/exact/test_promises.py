@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from typer.testing import CliRunner
 
 import lbyl
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("whole_forecast")
 

@@ -16,13 +16,13 @@ import torch
 from typer.testing import CliRunner
 
 import lbyl
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 
 WORDS = ["lbyl:digits", "--weights", "shipped", "--ratio", "0.5", "--anyway"]
 
 KILLED = """
 import sys, time
-import lbyl.cli.files as files  # private: no network makes a report slow at will
+import lbyl.app.cli.files as files  # private: no network makes a report slow at will
 def slow(*args, **kwargs):
     print("reporting", flush=True)
     time.sleep(100)
@@ -71,13 +71,13 @@ def test_what_takes_too_long_is_left_out_by_name_and_added_by_the_command_that_i
     spent("compress", *WORDS, "--out", whole)
     with monkeypatch.context() as patch:
         # private: no network makes a report slow at will
-        patch.setattr("lbyl.cli.files.LEAST", 0.5)
+        patch.setattr("lbyl.app.cli.files.LEAST", 0.5)
 
         def slow(*args: Any, **kwargs: Any) -> None:
             time.sleep(30)
 
         # private: the same
-        patch.setattr("lbyl.report.fill.harm", slow)
+        patch.setattr("lbyl.app.report.fill.harm", slow)
         told, seconds = spent("compress", *WORDS, "--out", out)
     assert seconds < 30
     assert "which layers hurt most" in shown(out)["left_out"]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl import data
-from lbyl.models import zoo
+from lbyl.app import data
+from lbyl.app.sources import zoo
 from support.networks import fingerprint
 from support.seen import images, watched
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl import data
-from lbyl.models import resolve
+from lbyl.app import data
+from lbyl.app.sources import resolve
 from support import small
 from support.published import stir
 from support.seen import collected, watched

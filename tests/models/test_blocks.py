@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import lbyl
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
+from lbyl.app.streaming import compress_blocks
 from lbyl.methods import Echo
-from lbyl.models.blocks import compress_blocks
 from support import quick
 
 transformers = pytest.importorskip("transformers")

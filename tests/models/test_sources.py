@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import lbyl
 from lbyl import LbylError
-from lbyl.cli.app import app
-from lbyl.export import export_onnx
-from lbyl.models import resolve
-from lbyl.models.zoo import load_weights
+from lbyl.app.cli.app import app
+from lbyl.app.export import export_onnx
+from lbyl.app.sources import resolve
+from lbyl.app.sources.zoo import load_weights
 
 
 def small() -> nn.Module:

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 import lbyl
 from benchmarks.detection.yolo import TINY, yolo_set
 from lbyl import LbylError
-from lbyl.cli.app import app
-from lbyl.models import resolve
-from lbyl.models.yolo import as_yolo
+from lbyl.app.cli.app import app
+from lbyl.app.sources import resolve
+from lbyl.app.sources.yolo import as_yolo
 
 SIZE = 64
 

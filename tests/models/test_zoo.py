@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from lbyl import LbylError
-from lbyl.data import evaluate, load
-from lbyl.models import zoo
+from lbyl.app.data import evaluate, load
+from lbyl.app.sources import zoo
 
 # The number of learnt tensors, and a few keys that pin the layout of each published file.
 LAYOUT = {

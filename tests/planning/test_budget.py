@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl import data
-from lbyl.models import zoo
+from lbyl.app import data
+from lbyl.app.sources import zoo
 from support.attention import block
 from support.by_hand import plan_of
 from support.networks import build, example, randomise

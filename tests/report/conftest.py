@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.models import zoo
-from lbyl.report import gather, write_report
+from lbyl.app.report import gather, write_report
+from lbyl.app.sources import zoo
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lbyl
-from lbyl.report import loader_snippet
+from lbyl.app.report import loader_snippet
 from support.networks import randomise
 
 
@@ -38,7 +38,7 @@ def test_it_loads_a_class_that_can_be_imported_with_torch_and_safetensors_alone(
     assert torch.equal(loaded(example), result.model(example))
     nodes = ast.walk(ast.parse(program))
     imported = [n.module for n in nodes if isinstance(n, ast.ImportFrom)]
-    assert imported == ["safetensors.torch", "torch", "lbyl.models.zoo.digits"]
+    assert imported == ["safetensors.torch", "torch", "lbyl.app.sources.zoo.digits"]
     assert max(map(len, loader_snippet(result).splitlines())) <= 100
     other = loader_snippet(result, str(tmp_path / "model.safetensors"), "original = make()")
     with pytest.raises(ValueError, match="another network"):

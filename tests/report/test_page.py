@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lbyl
-from lbyl.report import gather, write_report
+from lbyl.app.report import gather, write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 EVIL = '"><script>alert(1)</script>'

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lbyl.cli.app import app
-from lbyl.sweep import Store
+from lbyl.app.cli.app import app
+from lbyl.app.sweep import Store
 
 
 def row(amount: float, accuracy: float | None, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.models import resolve
+from lbyl.app.sources import resolve
 from support.by_hand import divergence, repeated
 from support.networks import build, example
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
-from lbyl import data
+from lbyl.app import data
+from lbyl.app.sources import zoo
 from lbyl.methods import Echo
-from lbyl.models import zoo
 from support.by_hand import plan_of, repeated
 from support.networks import build, consumer_samples, example, fingerprint
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import lbyl
-from lbyl import data
+from lbyl.app import data
+from lbyl.app.sources import zoo
 from lbyl.methods import Echo
-from lbyl.models import zoo
 from support.by_hand import repeated
 from support.networks import build, example, fingerprint
 

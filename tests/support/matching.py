@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
+# private: the same
+from lbyl.statistics.match import Known, matched_alike
+
 # private: matching has no entrance of its own, and what it does alone is compared with a reference
 from lbyl.statistics.moments import Moments
-
-# private: the same
-from lbyl.statistics.running_stats import Known, matched_alike
 
 
 def copied(moments: Moments) -> Moments:

@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_map_only
 import lbyl
 from lbyl.graph.unit import Graph
 from lbyl.result import Result
+from lbyl.runtime.run import call_model
+from lbyl.runtime.tensors import is_finite, tensors
 from lbyl.surgery.indices import kept_mask
-from lbyl.torchkit.run import call_model
-from lbyl.torchkit.tensors import is_finite, tensors
 
 
 class Silence(TorchFunctionMode):

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import lbyl
-from lbyl.models import resolve
-from lbyl.sweep import Engine, Setting, Store, Subject, points, sweep
+from lbyl.app.sources import resolve
+from lbyl.app.sweep import Engine, Setting, Store, Subject, points, sweep
 
 NETWORK = """
 import torch

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import lbyl
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 
 pytest.importorskip("accelerate")
 pytest.importorskip("sklearn")

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lbyl.graph.unit import Consumer
-from lbyl.torchkit.intercept import Function, Interceptor, is_wrapped
-from lbyl.torchkit.surroundings import module_hooks
-from lbyl.torchkit.tensors import tensors
+from lbyl.runtime.intercept import Function, Interceptor, is_wrapped
+from lbyl.runtime.session import module_hooks
+from lbyl.runtime.tensors import tensors
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.graph.unit import Consumer, Graph, Norm, Producer, Unit
-from lbyl.torchkit.tensors import tensors
+from lbyl.runtime.tensors import tensors
 
 State = Mapping[str, Tensor]
 

@@ -25,19 +25,19 @@ from lbyl.inputs.examples import (
     split_sizes,
     takes_lists,
 )
-from lbyl.inputs.inversion import invert
-from lbyl.inputs.procedural import (
+from lbyl.inputs.images.inversion import invert
+from lbyl.inputs.images.procedural import (
     as_given,
     channels_come_last,
     channels_first,
     procedural_images,
 )
-from lbyl.inputs.spectrum import SpectrumGains, match_first_batchnorm, match_first_biases
-from lbyl.inputs.tokens import common_tokens, find_text, random_text
-from lbyl.inputs.writing import RANDOM, SEQUENCES, Author, find_author
-from lbyl.torchkit.heap import keep_no_more
-from lbyl.torchkit.layout import channels_last, prefers_channels_last
-from lbyl.torchkit.run import (
+from lbyl.inputs.images.spectrum import SpectrumGains, match_first_batchnorm, match_first_biases
+from lbyl.inputs.text.tokens import common_tokens, find_text, random_text
+from lbyl.inputs.text.writing import RANDOM, SEQUENCES, Author, find_author
+from lbyl.runtime.heap import keep_no_more
+from lbyl.runtime.layout import channels_last, prefers_channels_last
+from lbyl.runtime.run import (
     Inputs,
     Progress,
     call_model,
@@ -45,7 +45,7 @@ from lbyl.torchkit.run import (
     evaluation_mode,
     example_shape,
 )
-from lbyl.torchkit.surroundings import threads_for
+from lbyl.runtime.session import threads_for
 
 
 @dataclass

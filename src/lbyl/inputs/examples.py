@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from lbyl.torchkit.run import Inputs
+from lbyl.runtime.run import Inputs
 
 
 def rows_in(inputs: Inputs) -> int | None:

@@ -8,14 +8,14 @@ method has to pass.
 import importlib
 
 from lbyl.methods.base import Delivery, Method, registry
-from lbyl.methods.coreset import Coreset
 from lbyl.methods.echo import Echo
-from lbyl.methods.fold import Fold
 from lbyl.methods.lbyl import LBYL
-from lbyl.methods.moments import AnalyticMoments
-from lbyl.methods.neuron_merging import NeuronMerging
 from lbyl.methods.none import Prune
-from lbyl.methods.one_to_one import OneToOne
+from lbyl.rivals.coreset import Coreset
+from lbyl.rivals.fold import Fold
+from lbyl.rivals.moments import AnalyticMoments
+from lbyl.rivals.neuron_merging import NeuronMerging
+from lbyl.rivals.one_to_one import OneToOne
 
 register = registry.register
 names = registry.names

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Consumer, Graph, Unit
-from lbyl.torchkit.fallbacks import note
-from lbyl.torchkit.registry import Named, Registry
+from lbyl.runtime.notes import note
+from lbyl.runtime.registry import Named, Registry
 
 if TYPE_CHECKING:
     from lbyl.graph.weights import UnitWeights

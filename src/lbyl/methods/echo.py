@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.methods.base import Delivery, Found, Method, Rewrite, identity_rows, registry
+from lbyl.runtime.tensors import places
 from lbyl.statistics.moments import TAPS
 from lbyl.statistics.solve import (
     RIDGE,
@@ -26,7 +27,6 @@ from lbyl.statistics.solve import (
 )
 from lbyl.statistics.units import unit_covariance
 from lbyl.surgery.indices import pruned_of
-from lbyl.torchkit.tensors import places
 
 if TYPE_CHECKING:
     from lbyl.graph.weights import UnitWeights

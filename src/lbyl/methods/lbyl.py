@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.methods.base import Delivery, Method, identity_rows, registry
+from lbyl.runtime.notes import note
+from lbyl.runtime.tensors import onto
 from lbyl.statistics.solve import symmetric_product
 from lbyl.surgery.indices import pruned_of
-from lbyl.torchkit.fallbacks import note
-from lbyl.torchkit.tensors import onto
 
 if TYPE_CHECKING:
     from lbyl.graph.weights import NormWeights, UnitWeights

@@ -26,9 +26,9 @@ from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.planning.elimination import EchoCriterion
 from lbyl.planning.grouped import group_views
 from lbyl.planning.ratio import Steps, rounded_up, step_of
+from lbyl.runtime.tensors import numbers, tensors
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.indices import Kept, kept_along, kept_mask
-from lbyl.torchkit.tensors import numbers, tensors
 
 LEAST_KEPT = 0.1  # fraction of a unit's channels that is always kept
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from lbyl.torchkit.registry import Named, Registry
+from lbyl.runtime.registry import Named, Registry
 
 if TYPE_CHECKING:
     from lbyl.graph.unit import Unit

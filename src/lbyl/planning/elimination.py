@@ -24,10 +24,10 @@ from lbyl.errors import LbylError
 from lbyl.graph.weights import UnitWeights, as_matrix
 from lbyl.planning.criteria import Criterion, first_of_blocks, register
 from lbyl.planning.grouped import eliminate_groups, group_views
+from lbyl.runtime.recording import repeated
 from lbyl.statistics.moments import Statistics
 from lbyl.statistics.solve import RIDGE, ridge_inverse
 from lbyl.statistics.units import measured_consumers
-from lbyl.torchkit.recording import repeated
 
 
 @dataclass(frozen=True)

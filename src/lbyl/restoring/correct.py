@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Consumer, Graph, Norm
+from lbyl.runtime.assumptions import holds
 from lbyl.statistics.moments import Moments
-from lbyl.torchkit.assumptions import holds
 
 VARIANCE_LIMITS = (0.05, 4.0)  # a correction beyond these is an artefact of the images
 WORSE, ROUNDING = 1.01, 1e-9  # factor and sum by which an error must exceed another

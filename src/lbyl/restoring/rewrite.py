@@ -15,9 +15,9 @@ from lbyl.graph.unit import Axis, Consumer, Graph, Unit
 from lbyl.graph.weights import UnitWeights, unit_weights
 from lbyl.methods.base import Delivery, Method, identity_rows
 from lbyl.planning.plan import Plan
-from lbyl.restoring.channel_norms import corrected_norms
 from lbyl.restoring.correct import as_held, is_rescaled
-from lbyl.restoring.products import rewritten_products
+from lbyl.restoring.logits import rewritten_products
+from lbyl.restoring.norms import corrected_norms
 from lbyl.restoring.solving import (
     Request,
     Solution,
@@ -26,15 +26,15 @@ from lbyl.restoring.solving import (
     floating,
     silenced,
 )
+from lbyl.runtime.notes import at, note
+from lbyl.runtime.parallel import each
+from lbyl.runtime.processes import gathered, several, share
+from lbyl.runtime.run import Progress
+from lbyl.runtime.tensors import finite_each, places
 from lbyl.statistics.moments import Statistics
 from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import consumers_cut, kept_along, kept_indices, kept_mask, take
 from lbyl.surgery.layout import head_attributes, layouts
-from lbyl.torchkit.fallbacks import at, note
-from lbyl.torchkit.parallel import each
-from lbyl.torchkit.processes import gathered, several, share
-from lbyl.torchkit.run import Progress
-from lbyl.torchkit.tensors import finite_each, places
 
 
 @dataclass(frozen=True)

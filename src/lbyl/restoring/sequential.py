@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from lbyl.graph.unit import Axis, Consumer, Graph
 from lbyl.graph.watch import LayerCall, Watch
 from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
+from lbyl.runtime.notes import at, note
+from lbyl.runtime.run import Inputs, call_model, evaluation_mode
+from lbyl.runtime.tensors import copy_all, is_finite, tensors
 from lbyl.statistics.collect import FEATURE_LIMIT
 from lbyl.statistics.samples import Geometry, patches_of, thin
 from lbyl.statistics.solve import RIDGE, gram, solve_ridge
 from lbyl.surgery.indices import consumers_cut
-from lbyl.torchkit.fallbacks import at, note
-from lbyl.torchkit.run import Inputs, call_model, evaluation_mode
-from lbyl.torchkit.tensors import copy_all, is_finite, tensors
 
 SAMPLES = 1 << 15
 Correction = Callable[[Tensor, Tensor], None]

@@ -29,12 +29,12 @@ from lbyl.restoring.correct import (
     rescaled,
 )
 from lbyl.restoring.together import ABSURD, Problem, shape_of, solve_together
+from lbyl.runtime.assumptions import assuming, holds
+from lbyl.runtime.memory import ROOM, alike_in_chunks
+from lbyl.runtime.notes import at, note, noting, repeat
+from lbyl.runtime.run import device_of
+from lbyl.runtime.tensors import can_take_bias, is_finite, numbers, onto, places, tensors
 from lbyl.statistics.moments import Moments, Statistics
-from lbyl.torchkit.assumptions import assuming, holds
-from lbyl.torchkit.fallbacks import at, note, noting, repeat
-from lbyl.torchkit.memory import ROOM, alike_in_chunks
-from lbyl.torchkit.run import device_of
-from lbyl.torchkit.tensors import can_take_bias, is_finite, numbers, onto, places, tensors
 
 REMEMBERED = 1 << 28  # numbers of solutions and products
 FEW = 4  # problems that are not worth putting side by side

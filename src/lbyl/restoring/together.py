@@ -25,9 +25,9 @@ from lbyl.restoring.correct import (
     moved_by,
     rescaled,
 )
+from lbyl.runtime.tensors import onto
 from lbyl.statistics.moments import Moments
 from lbyl.statistics.solve import Regressed, Regression
-from lbyl.torchkit.tensors import onto
 
 ABSURD = 1e12  # times the largest weight there was: no channel is so much smaller than another
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from lbyl.graph.unit import Consumer, Graph, Unit
 from lbyl.graph.weights import UnitWeights, unit_weights
+from lbyl.runtime.tensors import places, tensors
 from lbyl.statistics.gaussian import ACTIVATIONS, Activation, activation_moments, filter_correlation
 from lbyl.statistics.moments import Moments, Statistics
-from lbyl.torchkit.tensors import places, tensors
 
 PASSING = frozenset(
     (

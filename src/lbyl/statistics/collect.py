@@ -24,8 +24,18 @@ from lbyl.errors import LbylError
 from lbyl.graph.unit import Consumer, Graph, Unit
 from lbyl.graph.watch import LayerCall, Watch
 from lbyl.inputs.batches import InputBatches
+from lbyl.runtime.assumptions import assuming, holds
+from lbyl.runtime.heap import look_at_idle_memory
+from lbyl.runtime.intercept import Function
+from lbyl.runtime.memory import free_bytes
+from lbyl.runtime.notes import at, note, noting
+from lbyl.runtime.processes import agreed, gathered, largest, several, share, summed
+from lbyl.runtime.run import Inputs, Progress, call_model, device_of, evaluation_mode
+from lbyl.runtime.session import threads_for
+from lbyl.runtime.tensors import finite_each, numbers
+from lbyl.statistics.match import match_running_stats
 from lbyl.statistics.moments import TAPS, Moments, Statistics
-from lbyl.statistics.parts import Stored, in_parts
+from lbyl.statistics.on_disk import Stored, in_parts
 from lbyl.statistics.products import (
     FUNCTIONS,
     ProductSums,
@@ -33,19 +43,9 @@ from lbyl.statistics.products import (
     pairs_of,
     query_and_key,
 )
-from lbyl.statistics.running_stats import match_running_stats
 from lbyl.statistics.samples import Geometry, patches_of, pixels_of, thin
 from lbyl.statistics.solve import add_gram, mirror, regroup
 from lbyl.statistics.windows import add_windows, are_cheaper
-from lbyl.torchkit.assumptions import assuming, holds
-from lbyl.torchkit.fallbacks import at, note, noting
-from lbyl.torchkit.heap import look_at_idle_memory
-from lbyl.torchkit.intercept import Function
-from lbyl.torchkit.memory import free_bytes
-from lbyl.torchkit.processes import agreed, gathered, largest, several, share, summed
-from lbyl.torchkit.run import Inputs, Progress, call_model, device_of, evaluation_mode
-from lbyl.torchkit.surroundings import threads_for
-from lbyl.torchkit.tensors import finite_each, numbers
 
 FEATURE_LIMIT = 4608
 """Inputs × taps up to which every tap is a feature of its own (512 channels at 3×3)."""

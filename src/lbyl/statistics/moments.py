@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lbyl.errors import LbylError
+from lbyl.runtime.files import read_tensors, write_tensors
+from lbyl.runtime.tensors import places
 from lbyl.statistics.products import ProductMoments
-from lbyl.torchkit.files import read_tensors, write_tensors
-from lbyl.torchkit.tensors import places
 
 FORMAT = "lbyl-statistics-2"
 DAMAGED = "is damaged, collect the statistics again"

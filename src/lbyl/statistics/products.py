@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Graph, Unit
-from lbyl.torchkit.processes import gathered
+from lbyl.runtime.processes import gathered
 
 QUERIES = 32  # of each sequence that are looked at, at places of its own
 SEQUENCES = 32  # whose products are looked at; more change nothing

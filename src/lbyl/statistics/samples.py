@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lbyl.graph.watch import LayerCall
-from lbyl.torchkit.tensors import onto
+from lbyl.runtime.tensors import onto
 
 
 @dataclass(frozen=True)

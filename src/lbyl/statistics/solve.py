@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lbyl.torchkit.assumptions import holds
-from lbyl.torchkit.fallbacks import note
-from lbyl.torchkit.rows import convolves, row_products
-from lbyl.torchkit.tensors import is_finite, onto
+from lbyl.runtime.assumptions import holds
+from lbyl.runtime.notes import note
+from lbyl.runtime.rows import convolves, row_products
+from lbyl.runtime.tensors import is_finite, onto
 
 SOLVED = 1e-8  # relative residual of what counts as a solution
 RIDGE = 0.01  # of the mean variance of the kept inputs; 1e-3 … 3e-2 make no difference

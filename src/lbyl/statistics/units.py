@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lbyl.torchkit.tensors import onto
+from lbyl.runtime.tensors import onto
 
 if TYPE_CHECKING:
     from lbyl.graph.unit import Consumer, Unit

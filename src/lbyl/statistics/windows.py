@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lbyl.runtime.rows import row_products
 from lbyl.statistics.samples import Geometry
-from lbyl.torchkit.rows import row_products
 
 HALF = 0.56  # of a symmetric product that is computed by blocks
 WORTH = 0.7  # of the multiplications that rows would take: single products are small

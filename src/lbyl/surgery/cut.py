@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Graph
+from lbyl.runtime.copies import deep_copy
+from lbyl.runtime.tensors import laid_out_as, replace_tensors, shape_of, tensors
 from lbyl.surgery.indices import Kept, indices_on, kept_indices, take
 from lbyl.surgery.layout import Attributes, head_attributes, layouts, set_attributes
 from lbyl.surgery.refit import refit_attributes
-from lbyl.torchkit.copies import deep_copy
-from lbyl.torchkit.tensors import laid_out_as, replace_tensors, shape_of, tensors
 
 
 def sliced(

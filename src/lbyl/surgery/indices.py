@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lbyl.graph.unit import Axis, Consumer, Graph, Unit
-from lbyl.torchkit.tensors import onto
+from lbyl.runtime.tensors import onto
 
 Kept = Mapping[str, Tensor]
 """Unit name → indices of the kept channels, ascending."""

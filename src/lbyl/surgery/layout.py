@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lbyl.graph.unit import Graph, Unit
 from lbyl.surgery.indices import Kept, kept_along, kept_mask
-from lbyl.torchkit.attention import SIZES
-from lbyl.torchkit.masked import INPUTS, OUTPUTS, layout
+from lbyl.surgery.modules.attention import SIZES
+from lbyl.surgery.modules.masked import INPUTS, OUTPUTS, layout
 
 Attributes = Mapping[str, Mapping[str, Any]]
 """Module → attribute → its new value, a whole number or several."""

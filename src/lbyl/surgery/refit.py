@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lbyl.graph.declare import sizes_of
-from lbyl.torchkit.experts import is_fused, refit_experts
+from lbyl.surgery.modules.experts import is_fused, refit_experts
 
 
 def refit_attributes(model: nn.Module, original: nn.Module) -> None:

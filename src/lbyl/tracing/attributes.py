@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from lbyl.runtime.notes import note
+from lbyl.runtime.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
+from lbyl.runtime.tensors import tensors
 from lbyl.surgery.cut import copy_model
 from lbyl.surgery.layout import set_attributes, whole_numbers
-from lbyl.torchkit.fallbacks import note
-from lbyl.torchkit.run import Inputs, call_model, device_of, evaluation_mode, tensors_in
-from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.values import ROUGH, ROUNDING, Still, distance, precision, varied
 
 ALTERNATIVE = "forward_"  # how methods begin that are put in the place of `forward`

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.graph.unit import Axis, Graph, Unit
+from lbyl.runtime.run import Inputs
+from lbyl.runtime.session import one_thread
 from lbyl.surgery.cut import cut, sliced
 from lbyl.surgery.indices import kept_indices
-from lbyl.torchkit.run import Inputs
-from lbyl.torchkit.surroundings import one_thread
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import Grouping, without
 from lbyl.tracing.labels import FIXED, Flow, constant_dropped, distinct

@@ -8,10 +8,10 @@ from types import CodeType
 
 from torch import Tensor, nn
 
+from lbyl.runtime.run import Inputs
+from lbyl.runtime.tensors import tensors
 from lbyl.surgery.cut import copy_model
 from lbyl.surgery.layout import whole_numbers
-from lbyl.torchkit.run import Inputs
-from lbyl.torchkit.tensors import tensors
 from lbyl.tracing.labels import Flow
 from lbyl.tracing.record import DoesNotRun, Record, record
 from lbyl.tracing.rules import propagate

@@ -20,7 +20,7 @@ from lbyl.graph.unit import (
     Producer,
     Unit,
 )
-from lbyl.torchkit.surroundings import one_thread
+from lbyl.runtime.session import one_thread
 from lbyl.tracing.labels import Atoms, Flow, Pinned, connected, distinct
 from lbyl.tracing.record import Record
 

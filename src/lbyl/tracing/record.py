@@ -25,11 +25,11 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.graph.declare import is_leaf
-from lbyl.torchkit.copies import deep_copy
-from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place, is_wrapped
-from lbyl.torchkit.run import Inputs, call_model, described, evaluation_mode, tensors_in
-from lbyl.torchkit.surroundings import module_hooks, own_randomness
-from lbyl.torchkit.tensors import names_of, tensors
+from lbyl.runtime.copies import deep_copy
+from lbyl.runtime.intercept import Function, Interceptor, changes_in_place, is_wrapped
+from lbyl.runtime.run import Inputs, call_model, described, evaluation_mode, tensors_in
+from lbyl.runtime.session import module_hooks, own_randomness
+from lbyl.runtime.tensors import names_of, tensors
 
 
 class Form(NamedTuple):

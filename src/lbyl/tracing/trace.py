@@ -15,15 +15,15 @@ from torch.utils._pytree import tree_flatten
 from lbyl.errors import LbylError
 from lbyl.graph.patterns import listed, matches, names_attention
 from lbyl.graph.unit import Graph, Unit
-from lbyl.torchkit.experts import alignments
-from lbyl.torchkit.garbage import young_objects_only
-from lbyl.torchkit.guest import SCRIPTED, Guest
-from lbyl.torchkit.run import Examples, Inputs
-from lbyl.torchkit.tensors import is_finite, numbers, tensors
+from lbyl.runtime.garbage import young_objects_only
+from lbyl.runtime.guest import SCRIPTED, Guest
+from lbyl.runtime.run import Examples, Inputs
+from lbyl.runtime.tensors import is_finite, numbers, tensors
+from lbyl.surgery.modules.experts import alignments
+from lbyl.tracing.attention.heads import offer
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
 from lbyl.tracing.group import Grouping, build, without
-from lbyl.tracing.heads import offer
 
 Patterns = str | Sequence[str]
 AS_WEIGHTS = ("running_mean", "running_var", "weight", "bias")  # buffers that are computed with

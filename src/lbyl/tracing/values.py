@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Graph, Unit
+from lbyl.runtime.format import first_line
+from lbyl.runtime.intercept import Function, Interceptor, changes_in_place
+from lbyl.runtime.run import Inputs, call_model, dense, device_of, evaluation_mode, tensors_in
+from lbyl.runtime.tensors import tensors
 from lbyl.surgery.cut import copy_model, cut_for_trial
 from lbyl.surgery.indices import Kept, complete, kept_along, kept_mask
-from lbyl.torchkit.format import first_line
-from lbyl.torchkit.intercept import Function, Interceptor, changes_in_place
-from lbyl.torchkit.run import Inputs, call_model, dense, device_of, evaluation_mode, tensors_in
-from lbyl.torchkit.tensors import tensors
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 3e-5}  # of a whole network,
 ROUGH = 1e-2  # and in half precision

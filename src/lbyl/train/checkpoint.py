@@ -14,7 +14,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from lbyl.errors import LbylError
-from lbyl.torchkit.files import telling
+from lbyl.runtime.files import telling
 from lbyl.train.config import History, require
 from lbyl.train.data import length
 from lbyl.train.session import Session

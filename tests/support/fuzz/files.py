@@ -27,8 +27,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 import lbyl
-from lbyl import data
-from lbyl.models import resolve, zoo
+from lbyl.app import data
+from lbyl.app.sources import resolve, zoo
 from lbyl.train import TrainConfig, train
 from support import quick
 from support.networks import build, example, fingerprint

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.models import zoo
+from lbyl.app.sources import zoo
 from lbyl.train import TrainConfig, train
 from support import quick
 from support.networks import build, example
@@ -120,7 +120,7 @@ def saving() -> Work:
 
 def command(*arguments: str) -> None:
     """The program, as the shell would call it."""
-    from lbyl.cli.app import app
+    from lbyl.app.cli.app import app
 
     app(list(arguments), prog_name="lbyl", standalone_mode=False)
 

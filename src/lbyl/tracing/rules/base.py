@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lbyl.graph.declare import Rule, leaf_rule
-from lbyl.torchkit.surroundings import one_thread
+from lbyl.runtime.session import one_thread
 from lbyl.tracing.labels import Flow
 from lbyl.tracing.record import Call, Ref
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from lbyl.torchkit.run import tensors_in
+from lbyl.runtime.run import tensors_in
 from lbyl.tracing.labels import (
     FIXED,
     Flow,

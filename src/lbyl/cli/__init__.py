@@ -1,5 +1,0 @@
-"""The command line: a module for every command, imported when that command runs."""
-
-from lbyl.cli.app import main
-
-__all__ = ["main"]
