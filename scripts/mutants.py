@@ -50,7 +50,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "statistics": ("tests/statistics", "tests/methods/test_echo.py"),
     "statistics/analytic.py": ("tests/statistics/test_analytic.py", "tests/statistics"),
     "statistics/products.py": (
-        "tests/statistics/test_products.py",
+        "tests/statistics/test_pairs.py",
         "tests/restoring/test_products.py",
         "tests/tracing/test_attention.py",
     ),
