@@ -79,6 +79,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/planning",
         "tests/test_choosing.py",
     ),
+    "planning/task.py": ("tests/planning", "tests/test_choosing.py", "tests/models/test_blocks.py"),
     "planning/grouped.py": (
         "tests/planning/test_criteria.py",
         "tests/restoring/test_products.py",
