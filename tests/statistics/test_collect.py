@@ -355,7 +355,7 @@ def test_own_data_come_in_any_form_and_labels_are_ignored(kind: str) -> None:
 def test_statistics_that_memory_cannot_hold_wait_on_the_disk_and_serve_alike(
     free: int, held: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last that were asked for stay in memory, in a fourth of what is free: 800 + 1152 bytes."""
+    """The last that were asked for stay, in a fourth of what is free: 800 + 1152 bytes."""
     model, x = build("bottleneck").double(), example("bottleneck").double()
     whole = lbyl.prepare(model, x, data=16).statistics()
     wanted = lbyl.compress(model, x, 0.5, data=16).model.state_dict()
