@@ -37,6 +37,11 @@ SOURCE = ROOT / "src" / "lbyl"
 # Room, or file → the tests that know it best, the quickest first; of several the most specific.
 ROOMS: dict[str, tuple[str, ...]] = {
     "methods": ("tests/methods", "tests/test_checks.py"),
+    "methods/echo.py": (
+        "tests/methods/test_echo.py",
+        "tests/restoring/test_alone.py",
+        "tests/methods/test_every_method.py",
+    ),
     "methods/fold.py": (
         "tests/methods/test_fold.py",
         "tests/methods/test_definitions.py",
@@ -60,6 +65,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "statistics/solve.py": (
         "tests/methods/test_echo.py",
+        "tests/restoring/test_alone.py",
         "tests/statistics",
         "tests/test_degenerate.py",
     ),
