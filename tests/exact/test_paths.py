@@ -319,6 +319,9 @@ def test_images_are_drawn_for_a_network_that_takes_them_through_several_norms(
     model, x = NormsByColour(OTHER[other]()).eval(), torch.ones(2, 3, 12, 12)
     result = lbyl.compress(model, x * sign, {"out": 0.5}, method="echo")
     assert "out" in result.plan.pruned
+    if other != "smaller map":  # whose norm is as wide as the other
+        with pytest.raises(lbyl.LbylError, match="BatchNorm"):
+            lbyl.compress(model, x * sign, {"out": 0.5}, method="echo", data="inversion")
 
 
 class Late(nn.Module):
