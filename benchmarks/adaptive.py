@@ -22,7 +22,7 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from lbyl.methods import LBYL, NeuronMerging
-from lbyl.result import LayerErrors
+from lbyl.rivals.errors import LayerErrors, allowed, layer_errors
 
 THRESHOLDS = (0.1, 0.3, 0.5)
 STEP, MOST = 0.1, 0.5
@@ -44,19 +44,7 @@ def adaptive_ratios(prepared: lbyl.Prepared, method: Any, threshold: float) -> d
 def predicted(prepared: lbyl.Prepared, method: Any) -> LayerErrors:
     """The errors of every layer at every step, which serve all thresholds."""
     steps = tuple(round(STEP * i, 2) for i in range(1, round(MOST / STEP) + 1))
-    return prepared.layer_errors(steps, methods=(method,))
-
-
-def allowed(errors: LayerErrors, threshold: float) -> dict[str, float]:
-    """Layer → the largest ratio before its error passes the threshold."""
-    ratios: dict[str, float] = dict.fromkeys((row.unit for row in errors.rows), 0.0)
-    stopped: set[str] = set()
-    for row in sorted(errors.rows, key=lambda row: row.ratio):
-        if row.ware > threshold:
-            stopped.add(row.unit)
-        elif row.unit not in stopped:
-            ratios[row.unit] = row.ratio
-    return ratios
+    return layer_errors(prepared, steps, methods=(method,))
 
 
 def measure(case: Case) -> list[dict[str, Any]]:

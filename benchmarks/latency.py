@@ -17,6 +17,7 @@ from torch import nn
 from torchvision import models
 
 import lbyl
+import lbyl.app.export
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from lbyl.latency import Timing, compare
@@ -53,7 +54,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         options.device,
         options.repeats,
         options.threads,
-        options.onnx,
+        "onnx" if options.onnx else "pytorch",
     )
     base = timings["0.0/1"]
     full = variants[0.0, 1][1]

@@ -17,7 +17,7 @@ from benchmarks.common.plots import pyplot
 from benchmarks.common.results import save_results
 from benchmarks.common.tables import print_table
 from lbyl.methods import LBYL, Echo, NeuronMerging
-from lbyl.result import LayerErrors
+from lbyl.rivals.errors import LayerErrors, layer_errors
 
 METHODS = (
     NeuronMerging(variant="released"),
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     network = load_network(options.network, options.device)
     prepared = lbyl.prepare(network.model, network.example, include=LAYERS[options.network])
-    errors = prepared.layer_errors((options.ratio,), methods=METHODS)
+    errors = layer_errors(prepared, (options.ratio,), methods=METHODS)
     means = [[m.name, *(_mean(errors, m.name, part) for part in PARTS)] for m in METHODS]
     title = (
         f"{options.network}, {100 * options.ratio:.0f} %, mean over {len(prepared.graph)} layers"

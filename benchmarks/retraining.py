@@ -40,6 +40,7 @@ from benchmarks.common.networks import LAYERS, LabelledImages, Pair, load_images
 from benchmarks.common.results import save_results
 from benchmarks.padding import padded
 from benchmarks.restoration import STEPS
+from benchmarks.training import TrainConfig, train
 from lbyl.app import data
 from lbyl.app.sources import Network, zoo
 from lbyl.inputs.images.inversion import invert
@@ -48,7 +49,6 @@ from lbyl.methods import LBYL, NeuronMerging
 from lbyl.result import Size
 from lbyl.runtime.files import read_json, whole_file
 from lbyl.runtime.run import device_of
-from lbyl.train import TrainConfig, train
 
 # The paper's λ₁ and λ₂ for ResNet-50/CIFAR-100 with L2, by ratio.
 LAMBDAS = dict(zip(paper.RATIOS, paper.LAMBDAS["resnet50_cifar100"]["l2"]))

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 PROGRAM = """
 import sys, time, torch
@@ -33,7 +34,7 @@ print(time.process_time() - start)
 NETWORKS = ("resnet50", "vgg16", "resnet18", "vit", "llama")
 
 
-def network(name: str):  # type: ignore[no-untyped-def]
+def network(name: str) -> tuple[Any, Any]:
     """A network with weights drawn from one seed, and its example."""
     import torch
 
@@ -41,8 +42,13 @@ def network(name: str):  # type: ignore[no-untyped-def]
     if name == "llama":
         import transformers
 
-        sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
+        sizes: dict[str, Any] = {
+            "hidden_size": 256,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 6,
+        }
         sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096}
+        sizes |= {"num_hidden_layers": 6}
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
         return model.eval(), {"input_ids": torch.randint(3, 4096, (1, 64))}
     import torchvision
@@ -54,8 +60,8 @@ def network(name: str):  # type: ignore[no-untyped-def]
     model = torchvision.models.get_model("vgg16_bn" if name == "vgg16" else name, weights=None)
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
-            norm.running_mean.uniform_(-0.3, 0.3)
-            norm.running_var.uniform_(0.5, 1.5)
+            torch.nn.init.uniform_(norm.get_buffer("running_mean"), -0.3, 0.3)
+            torch.nn.init.uniform_(norm.get_buffer("running_var"), 0.5, 1.5)
             torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
     return model.eval(), torch.zeros(1, 3, *(2 * (224 if name == "resnet50" else 64,)))
 

@@ -2,7 +2,7 @@
 
 python scripts/golden.py record new.safetensors             # some 60 cells, one thread
 python scripts/golden.py compare old.safetensors new.safetensors
-python scripts/golden.py trees ../old .                     # both recorded here, then compared
+python scripts/golden.py trees ../old . --jobs 2            # both recorded here, then compared
 python scripts/golden.py record new.safetensors --all       # every network × setting × method
 
 A recording holds values alone, no text and no times, so that trees with other names and messages
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -39,19 +40,21 @@ def main() -> int:
     one.add_argument("file", type=Path)
     one.add_argument("--only", default="*", help="pattern of cells")
     one.add_argument("--all", action="store_true", help="every combination")
+    one.add_argument("--jobs", type=int, default=1, help="cells at once, a process each")
     one.add_argument("--plant", action="store_true", help="change one weight by 1e-6")
     two = todo.add_parser("compare")
     two.add_argument("files", type=Path, nargs=2)
     trees = todo.add_parser("trees")
     trees.add_argument("trees", type=Path, nargs=2)
     trees.add_argument("--only", default="*")
+    trees.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     if options.todo == "record":
-        record(options.file, options.only, options.all, options.plant)
+        record(options.file, options.only, options.all, options.plant, options.jobs)
         return 0
     if options.todo == "compare":
         return compare(*options.files)
-    return compare_trees(*options.trees, options.only)
+    return compare_trees(*options.trees, options.only, options.jobs)
 
 
 # ------------------------------------------------------------------------------------ networks
@@ -286,31 +289,45 @@ def values(result: Any) -> dict[str, Any]:
     return made
 
 
-def record(file: Path, only: str, every: bool, plant: bool) -> None:
+def record(file: Path, only: str, every: bool, plant: bool, jobs: int) -> None:
     """Run every cell on one thread and write what came of it."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
+    os.environ["OMP_NUM_THREADS"] = "1"
     from safetensors.torch import save_file
 
     import lbyl
 
-    torch.set_num_threads(1)
+    wanted = [cell for cell in cells(lbyl.methods.names(), every) if fnmatch("/".join(cell), only)]
     made: dict[str, Any] = {}
-    for cell in cells(lbyl.methods.names(), every):
-        name = "/".join(cell)
-        if not fnmatch(name, only):
-            continue
-        start = time.process_time()
-        try:
-            found = run(cell)
-        except lbyl.LbylError:
-            found = {"refused": torch.ones(1)}
-        print(f"{name}: {time.process_time() - start:.1f} s", file=sys.stderr, flush=True)
-        made |= {f"{name}/{key}": value.contiguous() for key, value in found.items()}
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=8) as pool:
+        for cell, found, seconds in pool.imap(recorded, wanted):
+            name = "/".join(cell)
+            print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            made |= {f"{name}/{key}": value for key, value in found.items()}
     if plant:
-        name = next(n for n, t in made.items() if "/weight " in n and t.is_floating_point())
-        made[name].view(-1)[0] += PLANTED
-    save_file({name: t.clone() for name, t in made.items()}, file)
+        name = next(n for n, x in made.items() if "/weight " in n and x.dtype.kind == "f")
+        made[name].reshape(-1)[0] += PLANTED
+    save_file({name: _tensor(x) for name, x in made.items()}, file)
+
+
+def recorded(cell: Cell) -> tuple[Cell, dict[str, Any], float]:
+    """A cell with what came of it, as arrays, and the seconds of a processor that it took."""
+    import torch
+
+    import lbyl
+
+    torch.set_num_threads(1)
+    start = time.process_time()
+    try:
+        found = run(cell)
+    except lbyl.LbylError:
+        found = {"refused": torch.ones(1)}
+    return cell, {key: x.numpy().copy() for key, x in found.items()}, time.process_time() - start
+
+
+def _tensor(x: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(x)
 
 
 def compare(one: Path, other: Path) -> int:
@@ -341,7 +358,7 @@ def two_names(one: Path, other: Path, first: bool) -> str:
     return str(one if first else other)
 
 
-def compare_trees(old: Path, new: Path, only: str) -> int:
+def compare_trees(old: Path, new: Path, only: str, jobs: int) -> int:
     """Record both trees with this script, one right after the other, and compare them."""
     with tempfile.TemporaryDirectory() as folder:
         files = []
@@ -352,6 +369,7 @@ def compare_trees(old: Path, new: Path, only: str) -> int:
                 "PYTHONPATH": str(tree.resolve() / "src"),
             }
             command = [sys.executable, __file__, "record", str(files[-1]), "--only", only]
+            command += ["--jobs", str(jobs)]
             subprocess.run(command, env=environment, check=True)
         return compare(*files)
 

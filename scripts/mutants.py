@@ -37,12 +37,17 @@ SOURCE = ROOT / "src" / "lbyl"
 # Room, or file → the tests that know it best, the quickest first; of several the most specific.
 ROOMS: dict[str, tuple[str, ...]] = {
     "methods": ("tests/methods", "tests/test_checks.py"),
-    "methods/fold.py": (
+    "methods/echo.py": (
+        "tests/methods/test_echo.py",
+        "tests/restoring/test_alone.py",
+        "tests/methods/test_every_method.py",
+    ),
+    "rivals/fold.py": (
         "tests/methods/test_fold.py",
         "tests/methods/test_definitions.py",
         "tests/test_checks.py",
     ),
-    "methods/neuron_merging.py": (
+    "rivals/neuron_merging.py": (
         "tests/methods/test_definitions.py",
         "tests/methods/test_neuron_merging.py",
         "tests/test_checks.py",
@@ -50,16 +55,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "statistics": ("tests/statistics", "tests/methods/test_echo.py"),
     "statistics/analytic.py": ("tests/statistics/test_analytic.py", "tests/statistics"),
     "statistics/products.py": (
-        "tests/statistics/test_products.py",
+        "tests/statistics/test_pairs.py",
         "tests/restoring/test_products.py",
         "tests/tracing/test_attention.py",
     ),
-    "statistics/running_stats.py": (
+    "statistics/match.py": (
         "tests/statistics/test_matching.py",
         "tests/statistics",
     ),
     "statistics/solve.py": (
         "tests/methods/test_echo.py",
+        "tests/restoring/test_alone.py",
         "tests/statistics",
         "tests/test_degenerate.py",
     ),
@@ -74,11 +80,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/tracing",
     ),
     "planning": ("tests/planning", "tests/test_prepare.py", "tests/test_choosing.py"),
-    "planning/allocation.py": (
+    "planning/candidates.py": (
         "tests/planning/test_allocation.py",
         "tests/planning",
         "tests/test_choosing.py",
     ),
+    "planning/task.py": ("tests/planning", "tests/test_choosing.py", "tests/models/test_blocks.py"),
     "planning/grouped.py": (
         "tests/planning/test_criteria.py",
         "tests/restoring/test_products.py",
@@ -344,7 +351,7 @@ def _tested(path: Path, source: str, tests: tuple[str, ...]) -> int:
 def main() -> int:
     options = arguments()
     os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]
     rows = stored(options.json)
     drawn = draw(options.count, options.seed, options.only)
     known = [rows[name] for name in map(name_of, drawn) if name in rows]
@@ -374,7 +381,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=150, help="how many mutants are drawn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", help="a room or a file in it, such as methods/fold.py")
+    parser.add_argument("--only", help="a room or a file in it, such as rivals/fold.py")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none later")
     parser.add_argument("--json", type=Path, help="a line for every verdict; also read from it")
     parser.add_argument("--again", action="store_true", help="ask again about survivors")

@@ -1,6 +1,6 @@
 """Train the demonstration network on scikit-learn's digits and write its weights.
 
-    python scripts/train_demo.py [--out src/lbyl/models/zoo/digits.safetensors]
+    python scripts/train_demo.py [--out src/lbyl/app/sources/zoo/digits.safetensors]
 
 Seeded and on one thread, so that the same versions of the libraries give the same file; a minute
 or two on one core. Images are shifted by up to one pixel and lightly noised. The loss is plain
@@ -23,7 +23,7 @@ from lbyl.app.sources import zoo
 from lbyl.runtime.files import whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
-OUT = ROOT / "src" / "lbyl" / "models" / "zoo" / "digits.safetensors"
+OUT = ROOT / "src" / "lbyl" / "app" / "sources" / "zoo" / "digits.safetensors"
 EPOCHS, BATCH, RATE, DECAY = 60, 50, 0.05, 1e-4
 
 

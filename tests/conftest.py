@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import benchmarks.networks
+
 # private: how many inputs are drawn is no argument of the calls whose tests must be quick
 from lbyl.inputs import batches
 from lbyl.tracing.rules import base as rules  # private: a switch for tests alone

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 import lbyl
 from lbyl.inputs import batches  # private: many small batches, so that there is something to share
-from lbyl.models import zoo
+from lbyl.app.sources import zoo
 
 torch.set_num_threads(1)
 batches.BATCH_PIXELS = 16 * 64

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import utils
 
 import lbyl
 from support import quick
-from support.reference import assert_exact, prove_cut
+from support.reference import assert_exact, assert_reloads, flat, prove_cut
 
 IMAGE = torch.zeros(1, 3, 12, 12)
 LOSING = ("none", "coreset")  # methods that give nothing back for a channel that goes
@@ -389,3 +391,83 @@ def test_networks_whose_output_sizes_depend_on_values_are_compared_as_far_as_bot
     graph = lbyl.trace(model.double(), x.double())
     cut = prove_cut(model, x.double(), graph)
     assert cut.exact < 1e-9 and graph.names == ["first", "second"]
+
+
+def test_a_feature_extractor_is_cut_and_loaded(tmp_path: Path) -> None:
+    models = pytest.importorskip("torchvision.models")
+    extraction = pytest.importorskip("torchvision.models.feature_extraction")
+
+    def extractor() -> nn.Module:
+        nodes = {"layer1": "early", "avgpool": "late"}
+        made: nn.Module = extraction.create_feature_extractor(models.resnet18(), nodes).eval()
+        return made
+
+    model, images = extractor(), torch.randn(1, 3, 32, 32)
+    graph = lbyl.trace(model, images)
+    cut = prove_cut(model, images, graph)
+    assert_exact(cut, graph)
+    assert_reloads(cut.result, images, extractor(), tmp_path / "out")
+
+
+class Parametrised(nn.Module):
+    """Two plain layers before two whose weights are computed in every forward."""
+
+    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 12, 3), nn.Conv2d(12, 8, 3)
+        self.third, self.last = norm(nn.Conv2d(8, 6, 3)), norm(nn.Conv2d(6, 4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.third(self.second(self.first(x).relu()).relu()).relu())
+
+
+NORMS = [utils.weight_norm, utils.spectral_norm]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", NORMS, ids=lambda n: f"{n.__module__}.{n.__name__}")
+def test_parametrised_networks_are_cut_saved_and_loaded(norm: Any, tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 12, 12)
+    model, fresh = Parametrised(norm), Parametrised(norm)
+    for one in (model, fresh):
+        one(images)  # with gradients, so that its computed weights hang on a graph
+    model, fresh = model.eval(), fresh.eval()
+    graph = lbyl.trace(model, images)
+    assert graph.names == ["first"]
+    assert graph.unprunable["third"] == "its weight is computed in the forward pass"
+    result = lbyl.compress(model, images, 0.5, criterion="l2", data=images)
+    assert_reloads(result, images, fresh, tmp_path / "out")
+    assert len(flat(copy.deepcopy(fresh.eval())(images))) == 1
+
+
+class Draws(nn.Module):
+    """Its dropout runs in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.first(x).relu(), 0.5, training=True)
+        return self.last(self.second(x).relu())
+
+
+def test_random_numbers_that_a_network_draws_are_the_same_in_every_run() -> None:
+    model, x = Draws().eval(), torch.randn(64, 6)
+    assert not torch.equal(model(x), model(x))
+    before = torch.get_rng_state()
+    first, second = (lbyl.compress(model, x, 0.5, data=x).model for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
+
+
+def test_randomness_is_told_from_error() -> None:
+    """Two runs of one network differ by what it draws; a cut is compared with that held still."""
+    model, x = Draws().double().eval(), torch.randn(8, 6).double()
+    graph = lbyl.trace(model, x)
+    assert graph.names == ["first", "second"]
+    cut = prove_cut(model, x, graph, 0.5)
+    assert cut.random > 0.01
+    assert_exact(cut, graph)

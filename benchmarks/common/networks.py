@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import benchmarks.networks  # noqa: F401 (registers the networks of the paper)
 import lbyl
 from benchmarks.common.environment import shared_dir
 from lbyl.app import data

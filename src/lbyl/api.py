@@ -10,18 +10,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lbyl.app.cli.bar import shown
 from lbyl.errors import LbylError, LostWarning
 from lbyl.graph.patterns import listed, names_attention
 from lbyl.graph.unit import Axis, Graph, Unit
-from lbyl.graph.weights import unit_weights
 from lbyl.inputs.batches import FreshInputs, InputBatches, inverted
 from lbyl.inputs.user import OwnInputs, own_batches
 from lbyl.inputs.user import check_runs as check_own_runs
@@ -30,10 +28,9 @@ from lbyl.methods import registry as methods_registry
 from lbyl.methods.base import Method
 from lbyl.planning.budget import Budget, Sizes, check_budget
 from lbyl.planning.criteria import Criterion, first_of_blocks
-from lbyl.planning.criteria import registry as criteria_registry
 from lbyl.planning.plan import Plan
-from lbyl.planning.ratio import check_ratio, kept_count, steps_of
-from lbyl.planning.task import DEFAULT_CRITERION, Amount, Task
+from lbyl.planning.ratio import check_ratio, steps_of
+from lbyl.planning.task import Amount, Task
 from lbyl.refining.distil import Refinement, Steps, check_steps, own_inputs, rounds_of
 from lbyl.refining.distil import refine as refine_in_place
 from lbyl.restoring.rewrite import Restoration
@@ -42,18 +39,16 @@ from lbyl.result import (
     Corrections,
     Estimate,
     EstimatePoint,
-    LayerError,
-    LayerErrors,
     Result,
     Row,
     Size,
 )
-from lbyl.rivals.errors import error_terms, moment_ware
 from lbyl.runtime.format import first_line, percent
 from lbyl.runtime.garbage import young_objects_only
 from lbyl.runtime.guest import Guest
 from lbyl.runtime.heap import memory_kept
-from lbyl.runtime.notes import note, noting
+from lbyl.runtime.notes import Note, note, noting
+from lbyl.runtime.progress import callback
 from lbyl.runtime.run import Examples, Inputs, Progress, device_of
 from lbyl.scoring.choose import Chooser, Judges, Trial
 from lbyl.scoring.forecast import Forecast
@@ -171,7 +166,7 @@ def prepare(
         model, example_inputs, include=include, exclude=exclude, residual=residual
     )
     seconds = {"trace": time.perf_counter() - start}
-    repeatable, told = _repeatable(data), shown(progress)
+    repeatable, told = _repeatable(data), callback(progress)
     return Prepared(guest.model, example_inputs, graph, repeatable, seed, told, seconds, guest)
 
 
@@ -207,7 +202,7 @@ class Prepared:
         self.example_inputs = Examples.of(self.example_inputs)
         if self.guest is None:
             check_model(self.model)
-            self.guest = Guest.of(self.model, self.example_inputs)
+            self.guest = Guest.of(self.model, self.example_inputs, split_experts)
         self.model = self.guest.model
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -475,7 +470,7 @@ class Prepared:
             follow_widths(restored.model, self.model, self.example_inputs)
         notes = [*notes, *joining]
         if plan.pruned:
-            notes += [f"{n}: {UNREACHED}" for n in self.graph.unreached]
+            notes += [Note(name, UNREACHED) for name in self.graph.unreached]
         notes += attributes
         assert self.guest is not None
         self.guest.hand_over(restored.model)
@@ -580,48 +575,6 @@ class Prepared:
                     self.progress("estimating", len(points), len(methods) * len(ratios))
         return Estimate(tuple(points))
 
-    @memory_kept()
-    @_at_work
-    def layer_errors(
-        self,
-        ratios: Sequence[float] = (0.1, 0.3, 0.5),
-        *,
-        methods: Sequence[str | Method] = ("none", "neuron-merging", "lbyl", "echo"),
-        criterion: str | Criterion = DEFAULT_CRITERION,
-    ) -> LayerErrors:
-        """RE, BE, ‖s‖ and WARE of every unit, ratio and method; nothing is cut.
-
-        WARE comes from the moments of the channels: the root mean square of what restoration
-        misses over that of the channel, averaged over all channels of the unit, kept ones counting
-        as exact. They tell layers apart, not methods: see `estimate` for the whole network.
-        """
-        statistics = self.statistics()
-        chosen = criteria_registry.resolve(criterion)
-        resolved = [methods_registry.resolve(m) for m in methods]
-        rows = []
-        for name, weights in unit_weights(self.graph, self.model).items():
-            channels = self.graph[name].channels
-            for ratio in ratios:
-                count = kept_count(channels, ratio, blocks=self.graph[name].blocks)
-                by_criterion = chosen.select(weights, count, statistics)
-                for method in resolved:
-                    kept = method.select(weights, count) if method.chooses else by_criterion
-                    matrix = method.deliver(weights, kept, statistics).matrix
-                    terms = error_terms(weights, kept, matrix)
-                    ware = moment_ware(weights, kept, matrix, statistics)
-                    rows.append(
-                        LayerError(
-                            name,
-                            ratio,
-                            method.name,
-                            len(kept),
-                            channels,
-                            **asdict(terms),
-                            ware=ware,
-                        )
-                    )
-        return LayerErrors(tuple(rows), statistics.source)
-
 
 def refine(
     model: nn.Module,
@@ -636,7 +589,7 @@ def refine(
     """Refine the result of a compression of `model` further; neither is changed."""
     check_data(data)
     graph, own = result.graph, _repeatable(data)
-    prepared = Prepared(model, example_inputs, graph, own, seed, shown(progress))
+    prepared = Prepared(model, example_inputs, graph, own, seed, callback(progress))
     return prepared.refine(result, steps)
 
 
@@ -731,13 +684,5 @@ class Clock:
 def _rows(graph: Graph, plan: Plan, restored: Restoration) -> Iterable[Row]:
     for name, kept in plan.kept.items():
         channels = plan.channels[name]
-        if len(kept) == channels:
-            yield Row(name, channels, len(kept))
-            continue
-        weights, error = restored.weights.pop(name), restored.error_of(graph[name])
-        delivery = restored.deliveries.get(name)
-        if delivery is None:
-            yield Row(name, channels, len(kept), error=error)
-            continue
-        terms = error_terms(weights, kept, delivery.matrix)
-        yield Row(name, channels, len(kept), **asdict(terms), error=error)
+        error = restored.error_of(graph[name]) if len(kept) < channels else None
+        yield Row(name, channels, len(kept), error)

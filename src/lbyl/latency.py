@@ -8,12 +8,10 @@ hiccup changes nothing.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -25,6 +23,10 @@ from lbyl.runtime.run import Inputs, call_as_in_use, device_of, evaluation_mode
 
 WARM_UP = 3
 Key = TypeVar("Key", bound=Hashable)
+
+Runner = Callable[[ExitStack, nn.Module, Inputs, "int | None"], Callable[[], object]]
+RUNTIMES: dict[str, Runner] = {}
+"""Name → what makes a function that runs a model there once; whoever knows a runtime adds it."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +57,28 @@ def compare(
     device: str | torch.device = "cpu",
     repeats: int = 20,
     threads: int | None = None,
-    onnx: bool = False,
+    runtime: str = "pytorch",
 ) -> dict[str, Timing]:
     """Time every model on the same inputs, taking turns.
 
-    With `onnx` the models are exported and ONNX Runtime runs them on the CPU. The models given
-    are put on `device` for the time of the measurement and then back.
+    `runtime` is "pytorch", or a name of `RUNTIMES`, which run on the CPU. The models given are put
+    on `device` for the time of the measurement and then back.
     """
     if repeats < 2:
         raise LbylError("timing needs at least 2 repeats")
     target = torch.device(device)
-    if onnx and target.type != "cpu":
-        raise LbylError("ONNX Runtime is timed on the CPU: leave the device out")
+    if runtime != "pytorch" and runtime not in RUNTIMES:
+        raise LbylError(f"no runtime is named {runtime!r}: pytorch, {', '.join(RUNTIMES)}")
+    if runtime != "pytorch" and target.type != "cpu":
+        raise LbylError(f"{runtime} is timed on the CPU: leave the device out")
     inputs = tree_map_only(Tensor, lambda x: x.to(target), example_inputs)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(threads_of(threads))
         runners: dict[str, Callable[[], object]] = {}
         for name, model in models.items():
-            if onnx:
-                runners[name] = _onnx_runner(stack, model, inputs, threads)
+            if runtime != "pytorch":
+                runners[name] = RUNTIMES[runtime](stack, model, inputs, threads)
             else:
                 stack.enter_context(_ready(model, target))
                 runners[name] = _runner(model, inputs)
@@ -113,18 +117,6 @@ def _time(run: Callable[[], object], device: torch.device) -> float:
 
 def _runner(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
     return lambda: call_as_in_use(model, inputs)
-
-
-def _onnx_runner(
-    stack: ExitStack, model: nn.Module, inputs: Inputs, threads: int | None
-) -> Callable[[], object]:
-    from lbyl.app.export import export_onnx, onnx_feed, onnx_session
-
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    export_onnx(model, inputs, folder / "model.onnx")
-    session = onnx_session(folder / "model.onnx", threads)
-    feed = onnx_feed(session, inputs)
-    return lambda: session.run(None, feed)
 
 
 @contextmanager

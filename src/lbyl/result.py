@@ -14,6 +14,7 @@ from lbyl.planning.candidates import Allocation
 from lbyl.planning.plan import Plan
 from lbyl.refining.distil import Refinement
 from lbyl.runtime.format import counted, human, percent_change
+from lbyl.runtime.notes import Note
 from lbyl.runtime.run import Inputs
 from lbyl.runtime.tensors import tensors
 from lbyl.scoring.forecast import Forecast
@@ -42,20 +43,21 @@ class Size:
 
 @dataclass(frozen=True)
 class Row:
-    """One unit: how many of its channels were kept, and the errors of what was written.
+    """One unit: how many of its channels were kept, and the error of what was written.
 
-    RE, BE and ‖s‖ are of the delivery matrix, where one matrix is what was written; `error` is that
-    of the consumers' outputs under the weights written, relative to their variance, on the
-    statistics that were collected. None where nothing was measured.
+    `error` is that of the consumers' outputs under the weights written, relative to their variance,
+    on the statistics that were collected. None where nothing was measured.
     """
 
     unit: str
     channels: int
     kept: int
-    residual: float | None = None  # RE
-    bias: float | None = None  # BE
-    norm: float | None = None  # mean ‖s‖
     error: float | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Row:
+        """What was written of one; earlier versions wrote more."""
+        return cls(data["unit"], data["channels"], data["kept"], data.get("error"))
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Result:
     seconds: Mapping[str, float]
     refinement: Refinement | None = None
     allocation: Allocation | None = None  # how widths were chosen, where there was a choice
-    fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
+    fallbacks: tuple[Note, ...] = ()  # what was done instead of what could not be computed
     forecast: Forecast | None = None  # how much accuracy is kept, told without data
     example: Inputs = field(default=None, repr=False, compare=False)  # the network was traced on
 
@@ -153,7 +155,7 @@ class Result:
             Graph.empty(data["unprunable"]),
             Size(**data["before"]),
             Size(**data["after"]),
-            tuple(Row(**row) for row in data["rows"]),
+            tuple(Row.of(row) for row in data["rows"]),
             data["method"],
             data["criterion"],
             data["data"],
@@ -163,7 +165,7 @@ class Result:
             None
             if allocation is None
             else Allocation(**{**allocation, "spared": tuple(allocation["spared"])}),
-            tuple(data.get("fallbacks", ())),
+            tuple(Note("", line) for line in data.get("fallbacks", ())),
             None if forecast is None else Forecast(**forecast),
         )
 
@@ -211,57 +213,18 @@ class Result:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        columns = {"residual": "RE", "bias": "BE", "norm": "‖s‖", "error": "error"}
-        shown = [k for k in columns if any(getattr(row, k) is not None for row in self.rows)]
+        measured = any(row.error is not None for row in self.rows)
         width = max([len(row.unit) for row in self.rows] + [4])
-        head = f"{'unit':<{width}}  {'kept':>11}" + "".join(f"  {columns[k]:>8}" for k in shown)
+        head = f"{'unit':<{width}}  {'kept':>11}" + ("     error" if measured else "")
         return [head] + [
             f"{row.unit:<{width}}  {row.kept:>5}/{row.channels:<5}"
-            + "".join(f"  {_cell(getattr(row, key)):>8}" for key in shown)
+            + (f"  {_cell(row.error):>8}" if measured else "")
             for row in self.rows
         ]
 
 
 def _cell(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """One unit at one ratio under one method."""
-
-    unit: str
-    ratio: float
-    method: str
-    kept: int
-    channels: int
-    residual: float  # RE
-    bias: float  # BE
-    norm: float  # mean ‖s‖
-    ware: float  # weighted average reconstruction error, 0 … about 1
-
-
-@dataclass(frozen=True)
-class LayerErrors:
-    """Errors of single layers, to print or to plan by."""
-
-    rows: tuple[LayerError, ...]
-    source: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"source": self.source, "rows": [asdict(row) for row in self.rows]}
-
-    def __str__(self) -> str:
-        width = max([len(row.unit) for row in self.rows] + [4])
-        lines = [
-            f"{'unit':<{width}}  ratio  {'method':<15} {'kept':>11} {'RE':>9} {'BE':>9} {'WARE':>7}"
-        ]
-        lines += [
-            f"{r.unit:<{width}}  {r.ratio:>5.2f}  {r.method:<15} {r.kept:>5}/{r.channels:<5} "
-            f"{r.residual:>9.4f} {r.bias:>9.4f} {r.ware:>7.4f}"
-            for r in self.rows
-        ]
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,6 @@ def test_compare_tells_errors_of_all_methods_on_the_same_statistics(
     by_method = {row["method"]: row for row in rows}
     assert list(by_method) == names
     assert by_method["echo"]["error"] < by_method["none"]["error"]
-    assert by_method["echo"]["residual"] is None and by_method["lbyl"]["residual"] > 0
     assert by_method["moments"]["error"] is not None  # data that are given come first
     assert by_method["fold"]["error"] is None  # folding changes the kept channels themselves
     assert by_method["fold"]["criterion"] is None and by_method["lbyl"]["criterion"] == "l1"

@@ -13,9 +13,7 @@ from typing import Any
 
 import lbyl
 
-WORDS = (
-    "demo compress inspect estimate compare sweep evaluate finetune export report images".split()
-)
+WORDS = "demo compress inspect estimate compare sweep evaluate export report images".split()
 
 
 def test_success(program: Any, file: str) -> None:
@@ -58,8 +56,8 @@ def test_version(run: Any) -> None:
 
 HELP = """
 import sys
-import lbyl, lbyl.cli
-from lbyl.cli.app import app
+import lbyl, lbyl.app.cli
+from lbyl.app.cli.app import app
 try:
     app(["--help"])
 except SystemExit as end:
@@ -106,4 +104,4 @@ def test_shell_completion_knows_the_names(program: Any) -> None:
 
     assert sorted(complete("lbyl comp")) == ["compare", "compress"]
     assert complete("lbyl compress --method neur") == ["neuron-merging"]
-    assert complete("lbyl compress lbyl:resnet2") == ["lbyl:resnet20_cifar10"]
+    assert complete("lbyl compress torchvision:resnet10") == ["torchvision:resnet101"]

@@ -155,11 +155,11 @@ def test_an_accuracy_comes_with_how_far_chance_may_have_moved_it(run_json: Any) 
     assert low < found["accuracy"] < high and found["top_5"] is None  # of ten classes
 
 
-def test_python_calls_show_a_bar_where_somebody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_calls_show_a_bar_where_one_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
     deep = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     for asked in (None, False):
         lbyl.compress(deep, torch.randn(2, 6), 0.5, progress=asked)
-        assert capsys.readouterr().err == ""  # nobody looks at a test
+        assert capsys.readouterr().err == ""
     lbyl.compress(deep, torch.randn(2, 6), 0.5, progress=True)
-    told = capsys.readouterr().err
-    assert "━" in told and told.endswith("\r")  # drawn, and wiped at the end
+    assert "solving" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
+from lbyl.rivals.errors import layer_errors
 
 Draw = Callable[[Tensor], Tensor]
 
@@ -61,7 +62,7 @@ VERBS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "refine": lambda m, x: lbyl.refine(m, x, lbyl.compress(m, x, 0.5, method="none"), 2, data=8),
     "estimate": lambda m, x: lbyl.estimate(m, x, [0.5], data=8),
     "budget": lambda m, x: lbyl.compress(m, x, lbyl.Budget(macs=0.6), data=8),
-    "layer errors": lambda m, x: lbyl.prepare(m, x, data=8).layer_errors([0.5]),
+    "layer errors": lambda m, x: layer_errors(lbyl.prepare(m, x, data=8), [0.5]),
     "random": lambda m, x: lbyl.compress(m, x, 0.5, criterion="random", method="none"),
     "fold": lambda m, x: lbyl.compress(m, x, 0.5, method="fold"),
 }

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import lbyl
+from lbyl.rivals.errors import layer_errors
 
 
 class Writes(nn.Module):
@@ -199,7 +200,7 @@ VERBS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "plan": lambda m, x: quick(m, x).plan(0.5),
     "statistics": lambda m, x: quick(m, x).statistics(),
     "alone": alone,
-    "layer errors": lambda m, x: quick(m, x).layer_errors([0.5]),
+    "layer errors": lambda m, x: layer_errors(quick(m, x), [0.5]),
     "forecast": lambda m, x: quick(m, x).forecast(copy.deepcopy(m)),
 }
 

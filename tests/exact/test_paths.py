@@ -319,6 +319,9 @@ def test_images_are_drawn_for_a_network_that_takes_them_through_several_norms(
     model, x = NormsByColour(OTHER[other]()).eval(), torch.ones(2, 3, 12, 12)
     result = lbyl.compress(model, x * sign, {"out": 0.5}, method="echo")
     assert "out" in result.plan.pruned
+    if other != "smaller map":  # whose norm is as wide as the other
+        with pytest.raises(lbyl.LbylError, match="BatchNorm"):
+            lbyl.compress(model, x * sign, {"out": 0.5}, method="echo", data="inversion")
 
 
 class Late(nn.Module):
@@ -452,3 +455,28 @@ def test_a_condition_that_the_example_leaves_out_costs_only_what_it_meets() -> N
 
     graph = lbyl.trace(Conditioned().eval(), torch.randn(2, 6))
     assert "first" not in graph.names and "last" in graph.names
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_branches_that_are_both_made_stay_as_wide_where_values_choose_one(sign: float) -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 12), nn.Linear(8, 12)
+            self.middle, self.out = nn.Linear(12, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.one(x), self.other(x)
+            h = one if x.sum() > 0 else other
+            return self.out(self.middle(h.relu()).relu())
+
+    torch.manual_seed(0)
+    model, x = Chooses().eval(), torch.rand(4, 8)
+    result = lbyl.compress(model, sign * x, {"*": 0.5}, method="none")
+    assert list(result.plan.pruned) == ["middle"]
+    quiet = silenced(model, result, {"middle": "out"})
+    for each in (x, -x):
+        torch.testing.assert_close(result.model(each), quiet(each))
+    both = lbyl.compress(model, iter([x, -x]), {"*": 0.5}, method="none")
+    assert sorted(both.plan.pruned) == ["middle", "one"]
+    assert both.model(x).shape == both.model(-x).shape

@@ -27,7 +27,7 @@ def slow(*args, **kwargs):
     print("reporting", flush=True)
     time.sleep(100)
 files.parts = slow
-from lbyl.cli.app import app
+from lbyl.app.cli.app import app
 app(sys.argv[1:])
 """
 

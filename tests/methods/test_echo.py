@@ -27,6 +27,7 @@ CASES = [
     ("flattened", "0", [0, 1, 6]),
     ("dense", "0", [0, 1, 2, 10, 11, 15]),
     ("three readers", "first", [0, 3, 4, 6]),
+    ("faint", "0", [0, 2, 5, 6, 9]),
 ]
 
 
@@ -49,6 +50,12 @@ class ThreeReaders(nn.Module):
 def network(name: str) -> tuple[nn.Module, Tensor]:
     if name == "three readers":
         return randomise(ThreeReaders(), 11).double(), example("chain", 4).double()
+    if name == "faint":  # a chain in which hardly anything varies
+        model, x = network("chain")
+        with torch.no_grad():
+            model[1].weight *= 1e-3
+            model[1].bias *= 1e-3
+        return model, x
     return build(name, 11).double(), example(name, 4).double()
 
 

@@ -145,8 +145,7 @@ def assert_finite(result: lbyl.Result, x: Tensor) -> None:
         assert bool(tensor.isfinite().all()), name
     assert bool(result.model(x).isfinite().all())
     for row in result.rows:
-        told = (row.residual, row.bias, row.norm, row.error)
-        assert all(math.isfinite(value) for value in told if value is not None)
+        assert row.error is None or math.isfinite(row.error)
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-12, 1e-7])

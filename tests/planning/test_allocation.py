@@ -140,7 +140,8 @@ class Search:
         assert even is not None
         less = {n: c for n, c in even.items() if c < self.sizes[n]}
         told = self.prepared.alone(self.plan({**self.sizes, **less}))
-        return {n: told[n] / self.noise(n, c) for n, c in less.items()}
+        noise = {n: self.noise(n, c) for n, c in less.items()}
+        return {n: told[n] / noise[n] for n in less if noise[n] > 1e-9}
 
     def candidates(self, fraction: float, uniform: bool = False) -> dict[str, dict[str, int]]:
         budget = fraction * self.cost(self.sizes)
@@ -167,7 +168,7 @@ class Search:
         return made
 
 
-def perceptron(widths: Sequence[int], seed: int) -> nn.Module:
+def perceptron(widths: Sequence[int], seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -184,6 +185,8 @@ def widths_of(model: nn.Module, counts: Counts) -> list[int]:
 
 def search(seed: int, widths: Sequence[int], what: str = "macs", step: int = 1) -> Search:
     model = perceptron([6, *widths, 4], seed)
+    if seed == 0:  # some of what one unit makes is read by nobody, and tells nothing by its going
+        model[2].weight.data[:, :8] = 0
     x = torch.randn(64, 6).double()
 
     def cost(counts: Counts) -> int:
@@ -268,11 +271,12 @@ def test_a_budget_below_the_smallest_network_is_one_clear_error() -> None:
         own.prepared.compress(lbyl.Budget(macs=part - 1e-9))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(7))
 def test_a_ratio_spares_units_that_cost_much_and_save_little(seed: int) -> None:
     """Dear units, the dearest first, as long as little is given up; then the whole network says."""
-    widths = [(24, 3, 24), (3, 30, 4), (30, 30, 3), (4, 40, 2), (40, 2, 3), (16, 16, 16)][seed]
-    own = search(seed, widths)
+    widths = [(24, 3, 24), (3, 30, 4), (30, 30, 3), (4, 40, 2), (40, 2, 3), (16, 16, 16)]
+    widths += [(4, 40, 4, 40, 4)]  # the dearest would give up too much
+    own = search(seed, widths[seed])
     for ratio in (0.3, 0.6):
         plain = own.prepared.compress({"*": ratio}, criterion="l2")
         result = own.prepared.compress(ratio, criterion="l2")

@@ -152,10 +152,11 @@ def test_a_unit_wider_than_what_is_worked_out_at_once() -> None:
     rows = torch.cat([model.left.weight, model.right.weight]).detach()
     gram, left = rows.T @ rows, torch.ones(150, dtype=torch.bool)
     inverse = torch.linalg.inv(covariance + 0.01 * covariance.diagonal().mean() * torch.eye(150))
-    order = []
+    order, costs, total = [], [], float((gram * covariance).sum())
     while len(order) < 149:
         j = int((gram.diagonal() / inverse.diagonal()).masked_fill(~left, torch.inf).argmin())
         order.append(j)
+        costs.append(float(gram[j, j] / inverse[j, j]) / total)
         part, column = inverse[j] / inverse[j, j], gram[:, j].clone()
         gram = gram - torch.outer(part, column) - torch.outer(column, part)
         gram += column[j] * torch.outer(part, part)
@@ -164,6 +165,10 @@ def test_a_unit_wider_than_what_is_worked_out_at_once() -> None:
     for count in (100, 86, 22, 1):
         plan = prepared.plan({"first": 1 - (count + 0.5) / 150}, criterion="echo", method="none")
         assert plan.kept["first"].tolist() == sorted({*range(150)} - {*order[: 150 - count]})
+    for limit in (0.05, 0.3):
+        plan = prepared.compress(lbyl.Budget(max_error=limit), method="none").plan
+        gone = sum(error <= limit for error in itertools.accumulate(costs))
+        assert len(plan.kept["first"]) == max(15, 150 - gone) > 15
 
 
 @pytest.mark.parametrize("damage", ["nothing", "indefinite", "no numbers"])
@@ -171,7 +176,7 @@ def test_every_channel_is_named_once_whatever_the_covariance(damage: str) -> Non
     model, x = build("dense", 3).double(), example("dense", 24).double()
     data = statistics_of(model, x)
     old = data.moments["3"]
-    values = torch.tensor([3.0, 2.0, 1.0, -2.0] * 4).double()
+    values = 1e4 * torch.tensor([3.0, 2.0, 1.0, -2.0] * 4).double()
     basis = torch.linalg.qr(old.covariance)[0]
     broken = {
         "nothing": 0 * old.covariance,
@@ -208,7 +213,7 @@ def test_channels_of_attention_go_by_all_that_is_made_of_them(kind: str) -> None
         gram = torch.block_diag(*[torch.ones(SIZE, SIZE).double()] * HEADS)
     else:
         out = model.attention.out.weight.detach()
-        rows = torch.randn(40, HEADS * SIZE).double()
+        rows = torch.randn(40, HEADS * SIZE).double() / 99
         covariance, gram = rows.T @ rows / 40, out.T @ out
         moments = {**found.moments, "attention.out": replace(
             found.moments["attention.out"], covariance=covariance, mixed=None)}  # fmt: skip
@@ -225,6 +230,12 @@ def test_channels_of_attention_go_by_all_that_is_made_of_them(kind: str) -> None
         expected = greedy(covariance, gram, torch.ones(len(groups)), groups, blocks)
     steps = [{*order[i : i + blocks]} for i in range(0, len(order), blocks)]
     assert steps == [{*expected[i : i + blocks]} for i in range(0, len(order), blocks)]
+    if kind == "heads":  # and no more of them than the error allows
+        gone = [[i for j in expected[:n] for i in groups[j]] for n in range(HEADS)]
+        errors = [error(covariance, gram, some) / float((gram * covariance).sum()) for some in gone]
+        for count, limits in enumerate(itertools.pairwise(errors)):
+            found = prepared.compress(lbyl.Budget(max_error=sum(limits) / 2), method="none").plan
+            assert len(found.kept[unit]) == HEADS - count
 
 
 def sorted_by_head(covariance: Tensor, gram: Tensor) -> list[int]:

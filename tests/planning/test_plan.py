@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lbyl
-from support.networks import build, example, fingerprint
+from support.networks import Beside, build, example, fingerprint
 
 Plan = lbyl.Plan
 
@@ -95,6 +95,20 @@ def test_a_plan_that_does_not_belong_to_the_model_is_refused(case: str) -> None:
     with pytest.raises(lbyl.LbylError, match=message):
         lbyl.compress(model, x, Plan(kept, channels), method="none")
     assert fingerprint(model) == before
+
+
+def test_a_plan_must_leave_something_of_every_layer_that_makes_a_part() -> None:
+    model, x = Beside(), torch.randn(2, 6)
+    graph = lbyl.trace(model, x, residual=True)
+    (unit,) = (u for u in graph.units if u.channels == 12)
+    for kept, lost in (([0, 4], None), ([5, 7], "left"), ([0, 3], "right")):
+        given = Plan({unit.name: torch.tensor(kept)}, {unit.name: 12})
+        if lost is None:
+            slim = lbyl.compress(model, x, given, method="none", residual=True).model
+            assert slim.left.out_features == slim.right.out_features == 1
+            continue
+        with pytest.raises(lbyl.LbylError, match=f"leaves {lost}.weight without any channel"):
+            lbyl.compress(model, x, given, method="none", residual=True)
 
 
 def test_units_absent_from_a_plan_stay_whole() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 import lbyl
 from lbyl.methods import Delivery, Method
 from lbyl.methods.base import identity_rows
-from support.by_hand import plan_of, sampled, statistics_of
+from lbyl.rivals.errors import layer_errors
+from support.by_hand import sampled, statistics_of
 from support.networks import build, example
 
 
@@ -33,10 +34,24 @@ class Delivering(Method):
 KEPT, GONE = [0, 1, 4, 8], [2, 3, 5, 6, 7, 9]
 
 
-def row_of(model: Any, name: str, kept: list[int], rows: Tensor) -> Any:
-    x = example(name).double()
-    plan = plan_of(lbyl.trace(model, x), {"0": kept})
-    return lbyl.compress(model, x, plan, method=Delivering(rows=rows)).rows[0]
+@dataclass(frozen=True)
+class Keeping(lbyl.criteria.Criterion):
+    """Keeps these channels."""
+
+    kept: tuple[int, ...] = ()
+    name = "keeping"  # type: ignore[assignment]
+
+    def select(self, weights: Any, count: int, statistics: Any = None) -> Tensor:
+        return torch.tensor(self.kept)
+
+
+def row_of(model: Any, name: str, kept: list[int], method: Method) -> Any:
+    """The errors of the first unit, of which these channels are kept."""
+    prepared = lbyl.prepare(model, example(name).to(model[0].weight), include="0", data=8)
+    ratio = 1 - len(kept) / prepared.graph["0"].channels
+    options: dict[str, Any] = {"methods": (method,), "criterion": Keeping(tuple(kept))}
+    (row,) = layer_errors(prepared, (ratio,), **options).rows
+    return row
 
 
 @pytest.mark.parametrize("off", [False, True])
@@ -55,7 +70,7 @@ def test_behind_batchnorm(off: bool) -> None:
         if gamma[j] != 0:
             kappa = sigma[j] * gamma[KEPT] / (gamma[j] * sigma[KEPT])
             residuals.append(float((filters[j] - (row * kappa) @ filters[KEPT]).norm()))
-    found = row_of(model, "chain", KEPT, s)
+    found = row_of(model, "chain", KEPT, Delivering(rows=s))
     assert len(residuals) == (4 if off else 6)
     assert found.residual == pytest.approx(sum(residuals) / len(residuals))
     assert found.bias == pytest.approx(sum(biases) / 6)
@@ -65,18 +80,17 @@ def test_behind_batchnorm(off: bool) -> None:
 def test_without_batchnorm_the_bias_is_part_of_the_filter() -> None:
     model, s = build("dense", 2).double(), torch.randn(7, 9).double()
     rows = torch.cat([model[0].weight, model[0].bias[:, None]], 1).detach()
-    found = row_of(model, "dense", [*range(9)], s)
+    found = row_of(model, "dense", [*range(9)], Delivering(rows=s))
     wanted = float((rows[9:] - s @ rows[:9]).norm(dim=1).mean())
     assert (found.residual, found.bias) == (pytest.approx(wanted), 0.0)
 
 
 def test_the_theorem_trades_the_errors_as_its_weights_say() -> None:
     """A larger λ₁ buys a smaller BE, a larger λ₂ a smaller ‖s‖, each at the cost of RE."""
-    model, x = build("chain", 3), example("chain")
-    plan = plan_of(lbyl.trace(model, x), {"0": range(5)})
+    model = build("chain", 3)
     weights = ((0, 1e-6), (100, 1e-6), (0, 10))
     plain, biased, short = (
-        lbyl.compress(model, x, plan, method=lbyl.methods.LBYL(*each)).rows[0] for each in weights
+        row_of(model, "chain", [*range(5)], lbyl.methods.LBYL(*each)) for each in weights
     )
     assert biased.bias < plain.bias and biased.residual > plain.residual
     assert short.norm < plain.norm and short.residual > plain.residual
@@ -88,7 +102,7 @@ def test_errors_of_layers_are_those_of_the_moments_of_their_channels() -> None:
     with torch.no_grad():
         model[0].weight[3] *= 1e-9  # all but dead: it has no scale of its own
         model[0].bias[3] = 1e-9
-    found = lbyl.prepare(model, x, data=statistics_of(model, x)).layer_errors((0.25, 0.5))
+    found = layer_errors(lbyl.prepare(model, x, data=statistics_of(model, x)), (0.25, 0.5))
     assert len(found.rows) == 2 * 2 * 4 and "WARE" in str(found)
     mean, covariance = sampled(model, "3", x)
     second = covariance + torch.outer(mean, mean)

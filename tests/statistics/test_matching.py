@@ -10,6 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import lbyl
+
+# private: a device matches readers of one shape in one go, a processor never has more than one
+from lbyl.statistics.match import Known, matched_alike
+
+# private: readers are matched together on a device alone, and these go in there
+from lbyl.statistics.moments import Moments
 from support.delivery import close
 from support.networks import randomise
 
@@ -172,3 +178,40 @@ def test_one_output_gets_its_variance_within_limits(factor: float) -> None:
     change = found.covariance - old
     direction = across[0] / across[0].norm()
     close(change, direction @ direction.T * change.trace())
+    with torch.no_grad():  # an output that is always the same asks for nothing, and nobody notes it
+        model[2].weight.zero_()
+    found = lbyl.prepare(model, x, data=40).statistics()
+    assert not found.fallbacks
+    close(found.moments["2"].covariance, old)
+
+
+@pytest.mark.parametrize("outputs", [2, 5, 8])
+def test_readers_that_are_matched_in_one_go_get_what_each_gets_alone(outputs: int) -> None:
+    """Of one an output is dead, of one all are, one is as asked, and one contradicts itself."""
+    generator = torch.Generator().manual_seed(outputs)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    asked = []
+    for number in range(6):
+        root, weight = drawn(5, 5), drawn(outputs, 5)
+        weight[0] = (1e-9 * weight[0], weight[1])[number % 2] if number in (1, 4) else weight[0]
+        weight *= number != 2
+        old, factor = root @ root.T, 10 ** drawn(outputs) if number != 3 else 1
+        mean, known = drawn(5, 1), ((weight @ old) * weight).sum(1) * factor
+        asked.append((mean, old, weight, drawn(outputs), known))
+
+    def given(some: list[tuple[Tensor, ...]]) -> list[Known]:
+        return [Known(Moments(m, c.clone()), w, *rest) for m, c, w, *rest in some]
+
+    for number, found in enumerate(matched_alike(given(asked))):
+        (alone,) = matched_alike(given(asked[number : number + 1]))
+        assert found is not None and alone is not None
+        mean, old, weight, *rest = asked[number]
+        wanted = (mean[:, 0], old)
+        if number != 2:
+            wanted = matched(mean[:, 0], old, weight, (rest[0], rest[1]))
+        for one in (found, alone):
+            close(one.mean[:, 0], wanted[0], 1e-7)
+            close(one.covariance, wanted[1], 1e-7)

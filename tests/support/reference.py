@@ -19,11 +19,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 import lbyl
-from lbyl.graph.unit import Graph
-from lbyl.result import Result
+from lbyl import Graph, Result
+
+# private: what a cut must equal is said by the axes of a graph and run as the library runs it
 from lbyl.runtime.run import call_model
-from lbyl.runtime.tensors import is_finite, tensors
-from lbyl.surgery.indices import kept_mask
+from lbyl.runtime.tensors import is_finite, tensors  # private: as above
+from lbyl.surgery.indices import kept_mask  # private: as above
 
 
 class Silence(TorchFunctionMode):

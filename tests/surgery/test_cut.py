@@ -102,11 +102,11 @@ def _attribute(model: nn.Module, path: str) -> int:
     return int(getattr(model.get_submodule(module), name))
 
 
-@lbyl.criteria.register("these")
 @dataclass(frozen=True)
 class These(lbyl.criteria.Criterion):
     """Keeps channels by name."""
 
+    name = "these"  # type: ignore[assignment]
     kept: tuple[int, ...] = ()
 
     def select(self, weights: Any, count: int, statistics: Any) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
-from lbyl.tracing.record import record
+from lbyl.tracing.record import record  # private: how long activations live is seen inside alone
 
 
 class Watched(nn.Module):

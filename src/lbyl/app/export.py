@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lbyl.errors import LbylError
+from lbyl.latency import RUNTIMES
 from lbyl.runtime.files import whole_directory, whole_file
 from lbyl.runtime.run import Inputs, call_model, evaluation_mode
 
@@ -190,6 +192,19 @@ def onnx_feed(session: Any, inputs: Inputs) -> dict[str, Any]:
     """Inputs by the names the session has for them, in order."""
     values = [_array(x) for x in _tensors(inputs)]
     return dict(zip((entry.name for entry in session.get_inputs()), values, strict=True))
+
+
+def _onnx_runner(
+    stack: contextlib.ExitStack, model: nn.Module, inputs: Inputs, threads: int | None
+) -> Callable[[], object]:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    export_onnx(model, inputs, folder / "model.onnx")
+    session = onnx_session(folder / "model.onnx", threads)
+    feed = onnx_feed(session, inputs)
+    return lambda: session.run(None, feed)
+
+
+RUNTIMES["onnx"] = _onnx_runner
 
 
 def _tensors(values: Any) -> list[Tensor]:

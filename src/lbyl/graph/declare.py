@@ -8,19 +8,17 @@ network itself is not changed. A declared module is recorded as a single call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 
-if TYPE_CHECKING:
-    from lbyl.tracing.labels import Flow
-    from lbyl.tracing.record import Call
+Rule = Callable[[Any, Any], Sequence[Tensor]]
+"""Ties and pins channels for one recorded call, and gives the labels of what comes out of it.
 
-
-Rule = Callable[["Flow", "Call"], Sequence[Tensor]]
-"""Ties and pins channels for one recorded call, and gives the labels of what comes out of it."""
+It is given a `lbyl.tracing.labels.Flow` and a `lbyl.tracing.record.Call`.
+"""
 
 _DECLARED: dict[type[nn.Module], str | Rule] = {}
 _BY_NAME: dict[str, Rule] = {}

@@ -1,4 +1,4 @@
-"""Methods of restoration, one file each; importing this registers them all.
+"""Methods of restoration, one file each; rivals are imported when they are asked for by name.
 
 To add one: a frozen dataclass derived from `Method` with `deliver`, decorated with
 `@lbyl.methods.register("name")`. `lbyl.methods.check(MyMethod())` runs the checks that every
@@ -6,16 +6,12 @@ method has to pass.
 """
 
 import importlib
+from typing import Any
 
 from lbyl.methods.base import Delivery, Method, registry
 from lbyl.methods.echo import Echo
 from lbyl.methods.lbyl import LBYL
 from lbyl.methods.none import Prune
-from lbyl.rivals.coreset import Coreset
-from lbyl.rivals.fold import Fold
-from lbyl.rivals.moments import AnalyticMoments
-from lbyl.rivals.neuron_merging import NeuronMerging
-from lbyl.rivals.one_to_one import OneToOne
 
 register = registry.register
 names = registry.names
@@ -27,16 +23,26 @@ def check(method: str | Method) -> None:
     importlib.import_module("lbyl.checks").check_method(method)
 
 
+_CLASSES = {
+    "AnalyticMoments": "moments",
+    "Coreset": "coreset",
+    "Fold": "fold",
+    "NeuronMerging": "neuron_merging",
+    "OneToOne": "one_to_one",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lbyl.rivals.{_CLASSES[name]}"), name)
+
+
 __all__ = [
     "LBYL",
-    "AnalyticMoments",
-    "Coreset",
     "Delivery",
     "Echo",
-    "Fold",
     "Method",
-    "NeuronMerging",
-    "OneToOne",
     "Prune",
     "check",
     "names",

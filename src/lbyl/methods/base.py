@@ -156,7 +156,16 @@ def _present(consumer: Consumer, unit: Unit) -> Tensor:
     return torch.unique(local[local >= 0])
 
 
-registry: Registry[Method] = Registry("method")
+RIVALS = {
+    "coreset": "lbyl.rivals.coreset",
+    "fold": "lbyl.rivals.fold",
+    "moments": "lbyl.rivals.moments",
+    "neuron-merging": "lbyl.rivals.neuron_merging",
+    "one-to-one": "lbyl.rivals.one_to_one",
+}
+"""Methods of others, by name: each is imported when it is asked for."""
+
+registry: Registry[Method] = Registry("method", RIVALS)
 
 
 def identity_rows(channels: int, kept: Tensor, like: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class LBYL(Method):
     lambda1: float = 1e-5
     lambda2: float = 2e-3
     variant: str = "theorem"
-    in_threads: ClassVar[bool] = True
+    in_threads: ClassVar[bool] = True  # how fast units are delivered: no result depends on it
 
     def __post_init__(self) -> None:
         super().__post_init__()

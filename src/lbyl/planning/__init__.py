@@ -3,4 +3,4 @@
 Importing this registers every criterion, `echo` too, which stands in a file of its own.
 """
 
-from lbyl.planning import elimination
+from lbyl.planning import elimination as elimination

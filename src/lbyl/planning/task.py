@@ -108,7 +108,9 @@ def make_plan(
     open_choices = {name: n for name, n in left.items() if (name, n) not in chosen}
     weights = unit_weights(graph, model, state, open_choices) if open_choices else {}
     if criterion is not None:
-        less = [name for name, count in open_choices.items() if count < graph[name].channels]
+        less = [  # whole ones are asked for no order; no result depends on it
+            name for name, count in open_choices.items() if count < graph[name].channels
+        ]
         criterion.prepare([weights[name] for name in less], statistics)
     for name, count in open_choices.items():
         unit = weights.pop(name)  # so that what it reads in float64 is freed before the next

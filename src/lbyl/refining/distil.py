@@ -32,6 +32,7 @@ from lbyl.inputs.batches import InputBatches
 from lbyl.inputs.text.writing import scores_of
 from lbyl.refining.descent import Adam, differentiated, requiring_gradients
 from lbyl.restoring.recalibrate import recalibrate
+from lbyl.runtime.answers import SCORES, thinned
 from lbyl.runtime.format import counted
 from lbyl.runtime.intercept import Function
 from lbyl.runtime.notes import note
@@ -39,7 +40,6 @@ from lbyl.runtime.processes import agreed, averaged, rank_and_size
 from lbyl.runtime.recording import Recorded
 from lbyl.runtime.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.runtime.tensors import select, tensors
-from lbyl.scoring.compare import SCORES, thinned
 from lbyl.surgery.indices import consumers_cut
 
 RATE = 0.03  # the first step, in root mean squares of a tensor times the error to be undone

@@ -21,10 +21,10 @@ from lbyl.graph.unit import Axis, Graph, Norm
 from lbyl.graph.watch import NormCall, Watch
 from lbyl.inputs.batches import InputBatches
 from lbyl.restoring.correct import VARIANCE_LIMITS, scaled_variance
+from lbyl.runtime.answers import as_scores, floating_in, half_sure, is_answer, joined_scores, kl
 from lbyl.runtime.notes import at, note
 from lbyl.runtime.run import call_model, evaluation_mode
 from lbyl.runtime.tensors import copy_all, is_finite, names_of, onto, tensors
-from lbyl.scoring.compare import as_scores, floating_in, half_sure, is_answer, joined_scores, kl
 
 STEP = 0.5  # fraction of the way that running statistics move
 

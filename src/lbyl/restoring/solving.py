@@ -31,7 +31,7 @@ from lbyl.restoring.correct import (
 from lbyl.restoring.together import ABSURD, Problem, shape_of, solve_together
 from lbyl.runtime.assumptions import assuming, holds
 from lbyl.runtime.memory import ROOM, alike_in_chunks
-from lbyl.runtime.notes import at, note, noting, repeat
+from lbyl.runtime.notes import Note, at, note, noting, repeat
 from lbyl.runtime.run import device_of
 from lbyl.runtime.tensors import can_take_bias, is_finite, numbers, onto, places, tensors
 from lbyl.statistics.moments import Moments, Statistics
@@ -61,7 +61,7 @@ class Solution:
     values: dict[str, Tensor]  # its weight for the kept inputs, its BatchNorm's statistics or bias
     error: float | None  # of its output on the statistics, where there are any
     finite: bool  # whether all values are
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Unseen:
     values: dict[str, Tensor]
     error: Tensor | None
     conditions: list[Tensor]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 @dataclass

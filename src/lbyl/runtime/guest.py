@@ -25,7 +25,6 @@ from lbyl.runtime.copies import deep_copy, set_modes
 from lbyl.runtime.format import first_line, place_of
 from lbyl.runtime.habits import Habits, minding
 from lbyl.runtime.run import Inputs, call_model, described, evaluation_mode, ran_on, uncompiled
-from lbyl.surgery.modules.experts import split_experts
 
 FEW = 2  # examples of a batch that are run
 LOOKS = 3  # at whether a generator moves while the network runs, and never while it does not
@@ -44,8 +43,11 @@ class Guest:
     modes: Mapping[str, bool] = field(default_factory=dict, repr=False)  # of the one given
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Inputs) -> Guest:
-        """A copy of a network that shares its weights; it has run once, on a few examples."""
+    def of(cls, model: nn.Module, inputs: Inputs, apart: Callable[[nn.Module], nn.Module]) -> Guest:
+        """A copy of a network that shares its weights; it has run once, on a few examples.
+
+        `apart` gives the network with the layers apart that share one tensor.
+        """
         model = uncompiled(model)
         modes = {name: module.training for name, module in model.named_modules()}
         twin = _copied(model)
@@ -54,7 +56,7 @@ class Guest:
         except _Writes:
             habits = _seen(_copied(model, None), inputs)
             twin = _copied(model, habits.writes)
-        return cls(split_experts(twin.eval()), habits, modes)
+        return cls(apart(twin.eval()), habits, modes)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lbyl.surgery.modules.attention import in_steps
+from lbyl.runtime.decompose import DECOMPOSITIONS
 
 Function = Callable[..., Any]
 
@@ -46,7 +46,14 @@ def changes_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
 
 
 class Interceptor(TorchFunctionMode):
-    """Active inside a `with`; subclasses define `on_call`."""
+    """Active inside a `with`; subclasses define `on_call`.
+
+    `decompositions` give, for functions with layers in them, what runs in single steps instead.
+    """
+
+    def __init__(self, decompositions: Mapping[Function, Function] = DECOMPOSITIONS) -> None:
+        super().__init__()
+        self.decompositions = decompositions
 
     def __torch_function__(
         self,
@@ -55,10 +62,11 @@ class Interceptor(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is F.multi_head_attention_forward:  # one function with layers in it: looked into
+        steps = self.decompositions.get(func)
+        if steps is not None:
             TorchFunctionMode.__enter__(self)
             try:
-                outcome = in_steps(args, kwargs or {})
+                outcome = steps(args, kwargs or {})
             finally:
                 TorchFunctionMode.__exit__(self, None, None, None)
             if outcome is not None:

@@ -13,17 +13,41 @@ from contextvars import ContextVar
 
 from lbyl.runtime.contexts import holding
 
-_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
+
+class Note(str):
+    """A line "layer: what was done instead" that knows its layer, "" where it is of none."""
+
+    layer: str
+    text: str
+
+    def __new__(cls, layer: str, text: str) -> Note:
+        self = super().__new__(cls, f"{layer}: {text}" if layer else text)
+        self.layer, self.text = layer, text
+        return self
+
+    @classmethod
+    def read(cls, line: str) -> Note:
+        """The note that a line stands for: itself, or what was stored as text."""
+        if isinstance(line, Note):
+            return line
+        layer, told, text = line.partition(": ")
+        return cls(layer, text) if told else cls("", line)
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.layer, self.text
+
+
+_notes: ContextVar[list[Note] | None] = ContextVar("notes", default=None)
 _layer: ContextVar[str] = ContextVar("layer", default="")
 
 
 @contextmanager
-def noting() -> Iterator[list[str]]:
-    """Collect what is noted inside, in order: "layer: what was done instead".
+def noting() -> Iterator[list[Note]]:
+    """Collect what is noted inside, in order.
 
     An outer `noting` does not see it: the inner one decides what becomes of its notes.
     """
-    notes: list[str] = []
+    notes: list[Note] = []
     with holding(_notes, notes):
         yield notes
 
@@ -37,14 +61,11 @@ def at(layer: str) -> Iterator[None]:
 
 def note(what: str) -> None:
     """Tell of a fallback, once for each layer; nothing happens outside of `noting`."""
-    notes, layer = _notes.get(), _layer.get()
-    line = f"{layer}: {what}" if layer else what
-    if notes is not None and line not in notes:
-        notes.append(line)
+    repeat([Note(_layer.get(), what)])
 
 
-def repeat(lines: Iterable[str]) -> None:
+def repeat(found: Iterable[Note]) -> None:
     """Tell again what an inner `noting` collected."""
     notes = _notes.get()
     if notes is not None:
-        notes += [line for line in lines if line not in notes]
+        notes += [one for one in found if one not in notes]

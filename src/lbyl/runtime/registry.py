@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from lbyl.errors import LbylError
@@ -23,10 +24,14 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Generic[T]):
-    """Names → classes; resolves a name, an instance or what `to_dict` gave."""
+    """Names → classes; resolves a name, an instance or what `to_dict` gave.
 
-    def __init__(self, noun: str) -> None:
+    `elsewhere` names modules that register a class when they are imported, by its name.
+    """
+
+    def __init__(self, noun: str, elsewhere: Mapping[str, str] | None = None) -> None:
         self.noun = noun
+        self.elsewhere = dict(elsewhere or {})
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
@@ -38,7 +43,7 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> list[str]:
-        return list(self._classes)
+        return sorted({*self._classes, *self.elsewhere})
 
     def resolve(self, config: str | T | dict[str, Any]) -> T:
         """An instance from a name, a dict with "name" and options, or an instance itself."""
@@ -46,6 +51,10 @@ class Registry(Generic[T]):
             return config  # type: ignore[return-value]
         options = dict(config) if isinstance(config, dict) else {}
         name = options.pop("name", "") if isinstance(config, dict) else config
+        if name in self.elsewhere and name not in self._classes:
+            home = importlib.import_module(self.elsewhere[name])
+            named = (c for c in vars(home).values() if getattr(c, "name", None) == name)
+            self._classes[name] = next(named)
         if name not in self._classes:
             known = ", ".join(self.names())
             raise LbylError(f"unknown {self.noun} {name!r}; the known ones are {known}")

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from lbyl.errors import LbylError
 from lbyl.runtime.assumptions import are_assumed, holds
-from lbyl.surgery.modules.attention import SIZES, SlimMultiheadAttention
-from lbyl.surgery.modules.masked import INPUTS, OUTPUTS, add_mask
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -88,7 +86,10 @@ def select(x: Tensor, axis: int, indices: Tensor) -> Tensor:
 
 
 def replace_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Put new values, of any shape, in place of parameters and buffers; ties are kept."""
+    """Put new values, of any shape, in place of parameters and buffers; ties are kept.
+
+    A bias may be new: the layer gets it.
+    """
     state = tensors(model)
     new = {id(state[name]): value for name, value in values.items() if name in state}
     made: dict[int, nn.Parameter] = {}
@@ -103,10 +104,7 @@ def replace_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
             if buffer is not None and id(buffer) in new:
                 module._buffers[name] = _aligned(new[id(buffer)].to(buffer))
     for name in values.keys() - state.keys():
-        if is_layout(name):
-            _add_layout(model, name, values[name])
-        else:
-            _add_bias(model, name, values[name])
+        _add_bias(model, name, values[name])
 
 
 def _aligned(value: Tensor) -> Tensor:
@@ -129,37 +127,6 @@ def laid_out_as(value: Tensor, like: Tensor) -> Tensor:
     """A tensor in the order of memory that another one has."""
     same = has_channels_innermost(like) and value.dim() == 4
     return value.contiguous(memory_format=torch.channels_last) if same else value.contiguous()
-
-
-def is_layout(name: str) -> bool:
-    """Whether a tensor of this name says how a slim layer lies in what surrounds it."""
-    return name.rpartition(".")[2] in (OUTPUTS, INPUTS, SIZES)
-
-
-def fits_layout(name: str, value: Tensor, values: Mapping[str, Tensor]) -> bool:
-    """Whether such a tensor tells places that the weights beside it can lie in."""
-    owner, _, last = name.rpartition(".")
-    if value.dtype != torch.long or value.dim() != 1 or len(value) < 2 or bool((value < 0).any()):
-        return False
-    if last == SIZES:
-        heads, channels, of_values = value[:3].tolist() if len(value) == 4 else (0, 0, 0)
-        weight = values.get(f"{owner}.in_proj_weight")
-        rows = heads * (2 * channels + of_values)
-        return weight is not None and rows == len(weight) > 0 and int(value[3]) > 0
-    weight = values.get(f"{owner}.weight")
-    ascending = bool((value.diff() > 0).all())
-    return weight is not None and ascending and len(value) - 1 in weight.shape
-
-
-def _add_layout(model: nn.Module, name: str, value: Tensor) -> None:
-    owner, _, last = name.rpartition(".")
-    module = model.get_submodule(owner)
-    value = value.to(next(module.parameters()).device)
-    if last == SIZES:
-        assert isinstance(module, nn.MultiheadAttention)
-        SlimMultiheadAttention.of(module, value)
-    else:
-        add_mask(module, last, value)
 
 
 def _add_bias(model: nn.Module, name: str, value: Tensor) -> None:

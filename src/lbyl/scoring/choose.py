@@ -28,7 +28,7 @@ from lbyl.restoring.recalibrate import SecondPass, Seen, divergence_of, move_run
 from lbyl.restoring.rewrite import Restoration, restore, silencing, solve_ahead
 from lbyl.restoring.solving import Solver
 from lbyl.runtime.format import counted
-from lbyl.runtime.notes import noting
+from lbyl.runtime.notes import Note, noting
 from lbyl.runtime.processes import agreed
 from lbyl.runtime.run import Inputs, Progress, device_of
 from lbyl.runtime.session import threads_for
@@ -149,7 +149,7 @@ class Trial:
     recalibrated: int = 0  # BatchNorms
     seen: Seen | None = None  # of the slim network in the second pass, where it ran
     allocation: Allocation | None = None  # None: there was nothing to choose
-    fallbacks: tuple[str, ...] = ()
+    fallbacks: tuple[Note, ...] = ()
     forecast: Forecast | None = None  # where the size was found by it, and checked
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lbyl.runtime.answers import half_sure, joined_scores, kl, numbers_in, relative_error
 from lbyl.runtime.format import percent
 from lbyl.runtime.run import Inputs
 from lbyl.scoring import boxes
-from lbyl.scoring.compare import answers, half_sure, joined_scores, kl, numbers_in, relative_error
+from lbyl.scoring.compare import answers
 
 HALF = 0.5  # of the accuracy: a network that keeps less at best is lost
 

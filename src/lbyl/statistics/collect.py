@@ -28,7 +28,7 @@ from lbyl.runtime.assumptions import assuming, holds
 from lbyl.runtime.heap import look_at_idle_memory
 from lbyl.runtime.intercept import Function
 from lbyl.runtime.memory import free_bytes
-from lbyl.runtime.notes import at, note, noting
+from lbyl.runtime.notes import Note, at, note, noting
 from lbyl.runtime.processes import agreed, gathered, largest, several, share, summed
 from lbyl.runtime.run import Inputs, Progress, call_model, device_of, evaluation_mode
 from lbyl.runtime.session import threads_for
@@ -446,6 +446,9 @@ def collect_moments(
         for product_sums in sums.values():
             product_sums.sum_over_processes()
     moments = {a.consumer.name: a.moments() for a in accumulators.values() if a.count}
+    for name in [a.consumer.name for a in accumulators.values() if not a.count]:
+        with at(name):
+            note("it has no statistics: no input reaches it")
     finite = finite_each([m.numbers for m in moments.values()])
     for name in [name for name, good in zip(moments, finite) if not good]:
         with at(name):
@@ -582,7 +585,7 @@ def check_complete(graph: Graph, statistics: Statistics) -> None:
     """One clear error for statistics of fewer layers: what those lose would not be restored."""
     if statistics.source == "analytic":  # the weights do not tell them all
         return
-    known = {*statistics.moments, *(line.partition(": ")[0] for line in statistics.fallbacks)}
+    known = {*statistics.moments, *(Note.read(line).layer for line in statistics.fallbacks)}
     missing = [name for name in graph.consumers if name not in known]
     if missing:
         raise LbylError(

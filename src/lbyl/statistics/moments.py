@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lbyl.errors import LbylError
 from lbyl.runtime.files import read_tensors, write_tensors
+from lbyl.runtime.notes import Note
 from lbyl.runtime.tensors import places
 from lbyl.statistics.products import ProductMoments
 
@@ -150,7 +152,7 @@ class Statistics:
     moments: Mapping[str, Moments]
     source: str = "procedural"
     seconds: Mapping[str, float] = field(default_factory=dict)
-    fallbacks: tuple[str, ...] = ()  # "layer: what was done instead of what could not be computed"
+    fallbacks: tuple[Note, ...] = ()  # what was done instead of what could not be computed
     # Orders of elimination, worked out when first asked for: budgets and criteria share them.
     orders: dict[tuple[str, float], list[tuple[int, float]]] = field(
         default_factory=dict, repr=False, compare=False
@@ -217,7 +219,7 @@ class Statistics:
             parts |= {f"{name}|{key}": getattr(p, key) for key in PRODUCTS}
         taps = {name: m.taps for name, m in self.moments.items()}
         notes = {"source": self.source, "taps": json.dumps(taps), "format": FORMAT}
-        notes["fallbacks"] = json.dumps(self.fallbacks)
+        notes["fallbacks"] = json.dumps([[note.layer, note.text] for note in self.fallbacks])
         write_tensors(Path(path), parts, notes)
 
     @classmethod
@@ -257,5 +259,10 @@ def _parsed(stored: Mapping[str, Tensor], notes: Mapping[str, str]) -> Statistic
         for name, tensors in parts.items()
         if name not in taps
     }
-    fallbacks = tuple(json.loads(notes.get("fallbacks", "[]")))
+    fallbacks = tuple(map(_note, json.loads(notes.get("fallbacks", "[]"))))
     return Statistics(moments, notes["source"], fallbacks=fallbacks, products=products)
+
+
+def _note(stored: Any) -> Note:
+    """A layer and what was done there; version 0.3 stored both as one line."""
+    return Note(*stored) if isinstance(stored, list) else Note.read(stored)

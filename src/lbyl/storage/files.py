@@ -16,10 +16,17 @@ from lbyl.planning.plan import Plan
 from lbyl.result import Result
 from lbyl.runtime.files import read_json, read_tensors, whole_directory, write_json, write_tensors
 from lbyl.runtime.notes import noting
-from lbyl.runtime.tensors import fits_layout, is_layout, replace_tensors, tensors
+from lbyl.runtime.tensors import tensors
 from lbyl.storage.configs import CONFIG, TIMM, beside, described, source_of, write_config
 from lbyl.surgery.cut import weightless_copy
-from lbyl.surgery.layout import present_attributes, set_attributes, whole_numbers
+from lbyl.surgery.layout import (
+    fits_layout,
+    is_layout,
+    present_attributes,
+    put_in_place,
+    set_attributes,
+    whole_numbers,
+)
 from lbyl.surgery.modules.experts import split_experts, split_in_place
 from lbyl.surgery.modules.masked import can_be_masked
 from lbyl.surgery.refit import refit_attributes
@@ -99,7 +106,7 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     if apart:
         split_in_place(model, apart)
     before = _shell(model)
-    replace_tensors(model, values)
+    put_in_place(model, values)
     refit_attributes(model, before)
     set_attributes(model, attributes)
     return model

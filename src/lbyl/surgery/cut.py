@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from lbyl.errors import LbylError
 from lbyl.graph.unit import Axis, Graph
 from lbyl.runtime.copies import deep_copy
-from lbyl.runtime.tensors import laid_out_as, replace_tensors, shape_of, tensors
+from lbyl.runtime.tensors import laid_out_as, shape_of, tensors
 from lbyl.surgery.indices import Kept, indices_on, kept_indices, take
-from lbyl.surgery.layout import Attributes, head_attributes, layouts, set_attributes
+from lbyl.surgery.layout import Attributes, head_attributes, layouts, put_in_place, set_attributes
 from lbyl.surgery.refit import refit_attributes
 
 
@@ -78,7 +78,7 @@ def cut(
     state = tensors(model)
     values = {n: laid_out_as(v, state[n]) if n in state else v for n, v in values.items()}
     slim = copy_model(model, without=values.keys(), parameters=parameters)
-    replace_tensors(slim, values)
+    put_in_place(slim, values)
     refit_attributes(slim, model)
     if attributes:
         set_attributes(slim, attributes)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lbyl.graph.unit import Graph, Unit
+from lbyl.runtime.tensors import replace_tensors, tensors
 from lbyl.surgery.indices import Kept, kept_along, kept_mask
-from lbyl.surgery.modules.attention import SIZES
-from lbyl.surgery.modules.masked import INPUTS, OUTPUTS, layout
+from lbyl.surgery.modules.attention import SIZES, SlimMultiheadAttention
+from lbyl.surgery.modules.masked import INPUTS, OUTPUTS, add_mask, layout
 
 Attributes = Mapping[str, Mapping[str, Any]]
 """Module → attribute → its new value, a whole number or several."""
@@ -118,3 +119,42 @@ def set_attributes(model: nn.Module, attributes: Attributes) -> None:
             setattr(owner, name, type(getattr(owner, name))(value) if several else value)
         if values:
             owner.__dict__[CHANGED] = sorted({*owner.__dict__.get(CHANGED, ()), *values})
+
+
+def put_in_place(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put new values in place, in a model: tensors of any shape, and how slim layers lie."""
+    new = {name for name in values.keys() - tensors(model).keys() if is_layout(name)}
+    replace_tensors(model, {name: value for name, value in values.items() if name not in new})
+    for name in new:
+        _add_layout(model, name, values[name])
+
+
+def is_layout(name: str) -> bool:
+    """Whether a tensor of this name says how a slim layer lies in what surrounds it."""
+    return name.rpartition(".")[2] in (OUTPUTS, INPUTS, SIZES)
+
+
+def fits_layout(name: str, value: Tensor, values: Mapping[str, Tensor]) -> bool:
+    """Whether such a tensor tells places that the weights beside it can lie in."""
+    owner, _, last = name.rpartition(".")
+    if value.dtype != torch.long or value.dim() != 1 or len(value) < 2 or bool((value < 0).any()):
+        return False
+    if last == SIZES:
+        heads, channels, of_values = value[:3].tolist() if len(value) == 4 else (0, 0, 0)
+        weight = values.get(f"{owner}.in_proj_weight")
+        rows = heads * (2 * channels + of_values)
+        return weight is not None and rows == len(weight) > 0 and int(value[3]) > 0
+    weight = values.get(f"{owner}.weight")
+    ascending = bool((value.diff() > 0).all())
+    return weight is not None and ascending and len(value) - 1 in weight.shape
+
+
+def _add_layout(model: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    module = model.get_submodule(owner)
+    value = value.to(next(module.parameters()).device)
+    if last == SIZES:
+        assert isinstance(module, nn.MultiheadAttention)
+        SlimMultiheadAttention.of(module, value)
+    else:
+        add_mask(module, last, value)

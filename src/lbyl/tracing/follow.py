@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
+import torch
 from torch import Tensor, nn
 
 from lbyl.runtime.run import Inputs
 from lbyl.runtime.tensors import tensors
 from lbyl.surgery.cut import copy_model
 from lbyl.surgery.layout import whole_numbers
-from lbyl.tracing.labels import Flow
+from lbyl.tracing.labels import Flow, constant_dropped, distinct
 from lbyl.tracing.record import DoesNotRun, Record, record
 from lbyl.tracing.rules import propagate
 from lbyl.tracing.values import LEAVES
@@ -38,6 +39,7 @@ def follow(
         if unread:
             unread -= _heed_training(flow, model, inputs, unread)
         _heed_unreached(flow, model, unread)
+        _heed_unused(flow)
     return flow
 
 
@@ -49,7 +51,7 @@ def _unread(flow: Flow, model: nn.Module) -> set[str]:
     """
     record = flow.record
     read = set(record.parameters.values())
-    deciding = {call.module for call in record.calls if call.op in LEAVES}
+    deciding = _deciding(record)
 
     def counts(name: str, tensor: Tensor) -> bool:
         if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
@@ -58,6 +60,11 @@ def _unread(flow: Flow, model: nn.Module) -> set[str]:
         return owner not in record.frames or (owner in deciding and _is_vector(tensor.shape))
 
     return {name for name, x in tensors(model).items() if name not in read and counts(name, x)}
+
+
+def _deciding(record: Record) -> set[str]:
+    """Modules in whose code values become numbers of Python, which decide what runs."""
+    return {call.module for call in record.calls if call.op in LEAVES}
 
 
 def _is_vector(sizes: Sequence[int]) -> bool:
@@ -125,6 +132,30 @@ def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
                 f"it could be read by {name}, which the example does not reach: give an example "
                 "for each path",
             )
+
+
+def _heed_unused(flow: Flow) -> None:
+    """Pin the channels in whose place others could stand that were made and not read.
+
+    Where values decide what runs, code may make both of two branches and go on with one. With an
+    example for each they are the same channels.
+    """
+    record = flow.record
+    deciding = sorted(_deciding(record))
+    classes = flow.atoms.classes() if deciding else torch.empty(0)
+    for module in deciding:
+        widths = _Frame.of(flow, record.frames[module]).widths
+        made = {v: distinct(classes[constant_dropped(flow.of(v))]) for v in widths}
+        unused = [v for v in widths if v not in flow.users and v not in record.outputs]
+        for value, own in widths.items():
+            alike = [v for v in unused if not own.isdisjoint(widths[v])]
+            if any(not torch.equal(made[v], made[value]) for v in alike):
+                where = module or "the network"
+                flow.atoms.pin(
+                    flow.of(value),
+                    f"values decide in {where} whether others stand in its place: give an example "
+                    "for each path",
+                )
 
 
 def _read(module: nn.Module, sizes: Sequence[int]) -> set[int]:

@@ -19,7 +19,7 @@ from lbyl.runtime.garbage import young_objects_only
 from lbyl.runtime.guest import SCRIPTED, Guest
 from lbyl.runtime.run import Examples, Inputs
 from lbyl.runtime.tensors import is_finite, numbers, tensors
-from lbyl.surgery.modules.experts import alignments
+from lbyl.surgery.modules.experts import alignments, split_experts
 from lbyl.tracing.attention.heads import offer
 from lbyl.tracing.dry_run import verify
 from lbyl.tracing.follow import follow
@@ -61,7 +61,7 @@ def guest_and_graph(
     """What runs in place of `model`, with its experts apart, and its graph."""
     check_model(model)
     example_inputs = Examples.of(example_inputs)
-    guest = Guest.of(model, example_inputs)
+    guest = Guest.of(model, example_inputs, split_experts)
     with guest.at_work():
         return guest, _traced(guest.model, example_inputs, include, exclude, residual)
 

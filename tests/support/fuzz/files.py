@@ -27,9 +27,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 import lbyl
+from benchmarks.training import TrainConfig, train
 from lbyl.app import data
 from lbyl.app.sources import resolve, zoo
-from lbyl.train import TrainConfig, train
 from support import quick
 from support.networks import build, example, fingerprint
 

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import lbyl
+from benchmarks.training import TrainConfig, train
 from lbyl.app.sources import zoo
-from lbyl.train import TrainConfig, train
 from support import quick
 from support.networks import build, example
 

@@ -50,7 +50,6 @@ COMMANDS = {
     "evaluate": Entry(
         AFTER, "Measure the accuracy of a network, original or compressed, on labelled images."
     ),
-    "finetune": Entry(AFTER, "Train a network, original or compressed, on labelled images."),
     "export": Entry(
         AFTER,
         "Write a network for other runtimes: ONNX, int8, torch.export, ExecuTorch, OpenVINO.",

@@ -27,8 +27,6 @@ from lbyl.refining.distil import Refinement, Steps
 from lbyl.runtime.format import bounded, human
 from lbyl.statistics.moments import Statistics
 
-ERRORS = {"residual": "RE", "bias": "BE", "norm": "‖s‖", "error": "error"}
-
 
 @guarded
 def compare(
@@ -90,9 +88,9 @@ def compared(
             start = time.perf_counter()
             result = trial.run(prepared, refine)
             seconds = time.perf_counter() - start
-            errors = mean_errors(prepared, trial.method, result, statistics)
+            error = mean_error(prepared, trial.method, result, statistics)
         quiet.measure("slim", "", result.model)
-        rows.append(as_row(trial, result, quiet.found.get("slim"), errors) | {"seconds": seconds})
+        rows.append(as_row(trial, result, quiet.found.get("slim"), error) | {"seconds": seconds})
     return rows
 
 
@@ -146,7 +144,7 @@ def all_trials(
 
 
 def as_row(
-    trial: Trial, result: Result, accuracy: float | None, errors: dict[str, float | None]
+    trial: Trial, result: Result, accuracy: float | None, error: float | None
 ) -> dict[str, Any]:
     """What is told of one compression."""
     return {
@@ -159,24 +157,18 @@ def as_row(
         "macs": result.after.macs,
         "accuracy": accuracy,
         "forecast": None if result.forecast is None else asdict(result.forecast),
-        **errors,
+        "error": error,
     }
 
 
-def mean_errors(
+def mean_error(
     prepared: Prepared, method: Method, result: Result, statistics: Statistics | None
-) -> dict[str, float | None]:
-    """RE, BE, ‖s‖ and the error at the consumers, averaged over the pruned layers."""
-    pruned = [row for row in result.rows if row.kept < row.channels]
-    values = {key: [getattr(row, key) for row in pruned] for key in ERRORS}
+) -> float | None:
+    """The error at the consumers, averaged over the pruned layers."""
+    errors = [row.error for row in result.rows if row.kept < row.channels]
     if statistics is not None and result.data != statistics.source:  # on none, or on others
-        told = consumer_errors(prepared, result.plan, method, statistics)
-        values["error"] = list(told.values())
-    return {key: _mean(column) for key, column in values.items()}
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+        errors = list(consumer_errors(prepared, result.plan, method, statistics).values())
+    known = [error for error in errors if error is not None]
     return sum(known) / len(known) if known else None
 
 

@@ -6,7 +6,6 @@ import base64
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from lbyl.planning.plan import Plan
 from lbyl.planning.task import Task
 from lbyl.restoring.rewrite import restore
 from lbyl.result import Result
-from lbyl.rivals.errors import error_terms, moment_ware
 from lbyl.runtime.run import Inputs
 from lbyl.statistics.moments import Statistics
 
@@ -93,7 +91,7 @@ def _of_own(
     known, pruned = prepared.needed(task) or common, result.plan.pruned
     matrices = _matrices(prepared, task.method, pruned, known)
     told = {row.unit: row.error for row in result.rows} if known is common else {}
-    rows = _rows(prepared, task.method, pruned, matrices, told, common)
+    rows = _rows(pruned, told)
     delivery = {unit: pack(unit, matrix) for unit, matrix in matrices.items()}
     return {"errors": {task.method.name: rows}, "delivery": delivery}
 
@@ -103,10 +101,8 @@ def _of_other(
 ) -> dict[str, Any]:
     """Errors of another method under the same plan."""
     common = shared()
-    known = prepared.needed(task) or common
-    matrices = _matrices(prepared, task.method, plan.pruned, known)
     told = consumer_errors(prepared, plan, task.method, common)
-    rows = _rows(prepared, task.method, plan.pruned, matrices, told, common)
+    rows = _rows(plan.pruned, told)
     return {"errors": {task.method.name: rows}}
 
 
@@ -115,7 +111,7 @@ def harm(prepared: Prepared, result: Result, method: Method) -> dict[str, float]
 
     Each costs a network, so only those are asked whose consumers err most.
     """
-    erring = sorted(result.rows, key=lambda row: -(row.error or row.residual or 0.0))
+    erring = sorted(result.rows, key=lambda row: -(row.error or 0.0))
     try:
         return prepared.alone(result.plan, method, [row.unit for row in erring[:ASKED]])
     except Exception:  # as the forecast: no inputs can be drawn, or outputs are not comparable
@@ -222,21 +218,7 @@ def _matrices(
 
 
 def _rows(
-    prepared: Prepared,
-    method: Method,
-    pruned: Mapping[str, Tensor],
-    matrices: Mapping[str, Tensor],
-    errors: Mapping[str, float | None],
-    statistics: Statistics | None,
-) -> list[dict[str, Any]]:
-    """What the method misses in every unit; RE, BE and ‖s‖ only where its matrix is written."""
-    weights = unit_weights(prepared.graph, prepared.model)
-    rows = []
-    for name, kept in pruned.items():
-        row: dict[str, Any] = {"unit": name, "error": errors.get(name)}
-        if method.by_unit:
-            row |= asdict(error_terms(weights[name], kept, matrices[name]))
-        if statistics is not None:
-            row["ware"] = moment_ware(weights[name], kept, matrices[name], statistics)
-        rows.append(row)
-    return rows
+    units: Iterable[str], errors: Mapping[str, float | None]
+) -> list[dict[str, str | float | None]]:
+    """What a method misses in every unit."""
+    return [{"unit": name, "error": errors.get(name)} for name in units]

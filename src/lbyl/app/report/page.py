@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lbyl import methods
 from lbyl.app.deploy import HEADINGS, step_texts
 from lbyl.app.report import numbers
 from lbyl.app.report.charts import Chart, error_chart, kept_chart, looks, ratio_chart, series_names
@@ -23,12 +24,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 MEASURES = (
     ("error", "Error at the consumers", "of their outputs, relative to the outputs' variance"),
-    ("residual", "Residual error (RE)", "how far kept filters are from making up a pruned one"),
-    ("bias", "BatchNorm error (BE)", "how far the constants that normalisation adds are apart"),
-    ("norm", "Size of the delivery ‖s‖", "large coefficients amplify what the filters miss"),
-    ("ware", "Reconstruction error (WARE)", "mean relative error of the delivery by channel"),
 )
-COLUMNS = {"alone": "harm alone", "error": "error", "residual": "RE", "bias": "BE", "norm": "‖s‖"}
+COLUMNS = {"alone": "harm alone", "error": "error"}
 
 
 FORETOLD = {"kept": "of the accuracy forecast to be kept", "agreement": "of the answers equal"}
@@ -203,7 +200,7 @@ def _story(result: Result) -> dict[str, Any]:
     return {
         "network": type(result.model).__name__,
         "method": str(result.method["name"]),
-        "by_channel": all(row.residual is None for row in pruned),
+        "by_channel": not methods.resolve(dict(result.method)).by_unit,
         "story": result.story,
         "refinement": result.refinement,
         "pruned": sum(row.channels - row.kept for row in pruned),
@@ -290,15 +287,11 @@ def _accuracy_card(accuracy: Mapping[str, float]) -> Card | None:
 
 def _error_card(rows: Rows, data: str | None) -> Card:
     """Without labelled images the error of what was written is all that can be told."""
-    for key, what in (
-        ("error", f"mean error at the consumers' outputs on {data} statistics"),
-        ("residual", "mean residual (RE) of a pruned filter"),
-    ):
-        values = [value for row in rows if (value := numbers.finite(row[key])) is not None]
-        if values:
-            mean = sum(values) / len(values)
-            note = f"{what}; no labelled images were given"
-            return Card("Predicted error", "", numbers.short(mean), "", None, note)
+    values = [value for row in rows if (value := numbers.finite(row["error"])) is not None]
+    if values:
+        mean = numbers.short(sum(values) / len(values))
+        note = f"mean error at the consumers' outputs on {data} statistics; no labelled images"
+        return Card("Predicted error", "", mean, "", None, f"{note} were given")
     return Card("Predicted error", "", numbers.DASH, "", None, "nothing was measured")
 
 

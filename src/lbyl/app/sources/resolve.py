@@ -1,8 +1,8 @@
 """Networks by name, as the command line names them: where one comes from, and what it takes.
 
-A name is of a source (`torchvision:resnet50`, `ultralytics:yolo11n.yaml`, `model.onnx`, …; all are
-in `lbyl.app.sources.kinds`), `path/to/file.py:factory`, `package.module:factory`, or a directory that
-`lbyl compress` wrote.
+A name is of a source (`torchvision:resnet50`, `ultralytics:yolo11n.yaml`, `model.onnx`, …; see
+`lbyl.app.sources.kinds`), `path/to/file.py:factory`, `package.module:factory`, or a directory
+that `lbyl compress` wrote.
 """
 
 from __future__ import annotations

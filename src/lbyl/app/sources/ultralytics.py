@@ -1,6 +1,6 @@
 """Ultralytics' networks: built by its own classes from a yaml, which a weights file brings along.
 
-A `.pt` of Ultralytics is a pickled network. It is read as dead data (`lbyl.app.sources.pickled`): its
+A `.pt` of Ultralytics is a pickled network. It is read as dead data (`pickled.py`): its
 recipe builds the network anew and its tensors fill it. Recipes name classes and hold Python for
 the activation, so what they name is checked first to be a layer and nothing else.
 """

@@ -93,6 +93,7 @@ class Matching:
         given, weight, *others = inputs
         images = given.detach().requires_grad_(True)
         seen, output = _seen(self.model, images)
+        _check_alike(moments_of(seen), others)
         terms = []
         for own, mean, square in zip(seen, others[::2], others[1::2]):
             joined = replace(
@@ -112,6 +113,12 @@ class Matching:
 def moments_of(seen: Sequence[Seen]) -> list[Tensor]:
     """A mean and a mean square for every BatchNorm, in this order."""
     return [m.detach() for s in seen for m in (s.mean, s.square)]
+
+
+def _check_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """One clear error where values decide which BatchNorms images come to."""
+    if [x.shape for x in some] != [x.shape for x in others]:
+        raise LbylError("data='inversion' needs the same BatchNorms to run for all images")
 
 
 def invert(
@@ -134,6 +141,8 @@ def invert(
         moments = [moments_of(_seen(model, x)[0]) for x in images]
     if not moments[0]:
         raise LbylError("data='inversion' needs a network with BatchNorm")
+    for others in moments[1:]:
+        _check_alike(moments[0], others)
     pool = Pool([x.new_tensor(len(x) / total) for x in images], moments)
     hold = objective is None and len(moments[0]) // 2 >= FEWEST_NORMS
     match: Run = Matching(model, hold, objective)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from benchmarks.training.config import TrainConfig, require
 from lbyl.errors import LbylError
-from lbyl.train.config import TrainConfig, require
 
 Batches = list[list[int]]
 Data = Any  # a torch Dataset of (image, label), or a pair of (images, labels) tensors

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
-from support.attention import block
+from support.attention import KNOWS_GROUPS, block
 
 SCALE = 0.3
 
@@ -18,31 +18,41 @@ SCALE = 0.3
 class Scaled(nn.Module):
     """Queries and keys weighed by their places, a scale and a mask of the caller's."""
 
-    def __init__(self, masked: str, scale: float | None) -> None:
+    def __init__(self, masked: str, scale: float | None, heads: int = 2, keys: int = 2) -> None:
         super().__init__()
-        self.masked, self.scale = masked, scale
-        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
-        self.out = nn.Linear(8, 3)
+        self.masked, self.scale, self.each = masked, scale, heads // keys
+        self.q, self.k, self.v = (nn.Linear(8, 4 * n) for n in (heads, keys, keys))
+        self.out = nn.Linear(4 * heads, 3)
 
     def qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
         by_place = 1 + torch.arange(x.shape[1]).to(x)[:, None] / 7
-        q, k = (y(x).unflatten(-1, (2, 4)).transpose(1, 2) * by_place for y in (self.q, self.k))
+        q, k = (y(x).unflatten(-1, (-1, 4)).transpose(1, 2) * by_place for y in (self.q, self.k))
         return q, k
 
-    def mask(self, n: int) -> Tensor | None:
+    def mask(self, x: Tensor) -> Tensor | None:
+        n = x.shape[1]
         hidden = torch.ones(n, n).triu(1).bool()
         hidden[1] = self.masked == "flags"  # the second may look at nothing
         added = torch.linspace(-1, 1, n * n).reshape(n, n).double()
-        return {"none": None, "flags": ~hidden, "numbers": added.masked_fill(hidden, -2e8)}[
-            self.masked
-        ]
+        of_each = (hidden | (x[:, None, :, 0] > 0.5)).repeat_interleave(2, 0)
+        masks = {"flags": ~hidden, "numbers": added.masked_fill(hidden, -2e8), "flat": ~of_each}
+        return masks.get(self.masked)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k = self.qk(x)
-        v = self.v(x).unflatten(-1, (2, 4)).transpose(1, 2)
-        y = F.scaled_dot_product_attention(
-            q, k, v, self.mask(x.shape[1]), **({} if self.scale is None else {"scale": self.scale})
-        )
+        v = self.v(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+        options: dict[str, Any] = {} if self.scale is None else {"scale": self.scale}
+        if self.masked == "written":
+            y = (q @ k.transpose(-2, -1) / 2).softmax(-1) @ v
+        elif self.masked == "flat":  # heads and batch in one
+            flat = (part.flatten(0, 1) for part in (q, k, v))
+            y = F.scaled_dot_product_attention(*flat, self.mask(x), **options).view_as(q)
+        else:
+            if self.each > 1 and not KNOWS_GROUPS:
+                k, v = (part.repeat_interleave(self.each, 1) for part in (k, v))
+            elif self.each > 1:
+                options["enable_gqa"] = True
+            y = F.scaled_dot_product_attention(q, k, v, self.mask(x), **options)
         return self.out(y.nan_to_num().transpose(1, 2).flatten(2))
 
 
@@ -63,15 +73,16 @@ def gram_of(q: Tensor, k: Tensor, logits: Tensor, pairs: list[list[int]]) -> Ten
     return torch.einsum("bhij,bhijf,bhijg->hfg", weight, off, off) / len(q)
 
 
-def moments_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def moments_of(model: nn.Module, *batches: Tensor) -> dict[str, Tensor]:
     """Of own inputs alone: what data-free ones are blended in for is taken out again."""
     found, free = (
-        lbyl.prepare(model, x, include="*:qk", data=data).statistics() for data in (x, None)
+        lbyl.prepare(model, batches[0], include="*:qk", data=data).statistics()
+        for data in (list(batches), None)
     )
-    weight = len(x) / (len(x) + 64)
+    count = sum(map(len, batches))
     ((name, both),) = found.products.items()
     return {
-        part: torch.lerp(getattr(free.products[name], part), getattr(both, part), 1 / weight)
+        part: torch.lerp(getattr(free.products[name], part), getattr(both, part), 1 + 64 / count)
         for part in ("gram", "query", "key")
     }
 
@@ -83,15 +94,27 @@ def assert_second_moments(found: Any, q: Tensor, k: Tensor) -> None:
         torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("scale", [None, SCALE])
-@pytest.mark.parametrize("masked", ["none", "flags", "numbers"])
-def test_products_scatter_as_defined_under_every_mask(masked: str, scale: float | None) -> None:
-    model, x = Scaled(masked, scale).double(), torch.randn(20, 6, 8).double()
+@pytest.mark.parametrize(
+    ("masked", "scale", "heads", "keys", "count"),
+    [
+        (masked, scale, 2, 2, 20)
+        for masked in ("none", "flags", "numbers")
+        for scale in (None, SCALE)
+    ]
+    + [("flat", None, 2, 2, 20), ("written", None, 2, 2, 20)]
+    + [("none", None, 6, 3, 20), ("flags", SCALE, 8, 4, 8)],
+)
+def test_products_scatter_as_defined_under_every_mask(
+    masked: str, scale: float | None, heads: int, keys: int, count: int
+) -> None:
+    model, x = Scaled(masked, scale, heads, keys).double(), torch.randn(count, 6, 8).double()
     found = moments_of(model, x)
     with torch.no_grad():
         q, k = model.qk(x)
-        logits, mask = q @ k.mT * (scale or 0.5), model.mask(6)
+        k = k.repeat_interleave(heads // keys, 1)
+        logits, mask = q @ k.mT * (scale or 0.5), model.mask(x)
     if mask is not None and mask.dtype == torch.bool:
+        mask = mask.unflatten(0, (-1, 2)) if mask.dim() > 2 else mask
         logits = logits.masked_fill(~mask, -torch.inf)
     elif mask is not None:
         logits = logits + mask
@@ -131,8 +154,10 @@ def test_queries_and_keys_are_found_however_they_are_multiplied(kind: str) -> No
 
 
 def test_of_many_sequences_some_are_looked_at_and_all_counted() -> None:
-    """All sequences are the same here: it makes no difference which."""
+    """The first of them, which are all the same here: it makes no difference which."""
     model, one = Scaled("flags", None).double(), torch.randn(1, 6, 8).double()
-    few, many = (moments_of(model, one.repeat(count, 1, 1)) for count in (20, 100))
-    for part in ("gram", "query", "key"):
-        torch.testing.assert_close(few[part], many[part], rtol=1e-3, atol=1e-3)
+    few, first, others = one.repeat(20, 1, 1), one.repeat(40, 1, 1), torch.randn(16, 6, 8).double()
+    found = moments_of(model, first, others)
+    torch.testing.assert_close(found["gram"], moments_of(model, few)["gram"], rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        assert_second_moments(found, *model.qk(torch.cat([first, others])))

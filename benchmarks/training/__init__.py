@@ -20,11 +20,18 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
+from benchmarks.training.checkpoint import Store
+from benchmarks.training.config import (
+    PRECISIONS,
+    SCHEDULES,
+    History,
+    TrainConfig,
+    learning_rate_at,
+    require,
+)
+from benchmarks.training.data import Data, Preparation, as_dataset, augment_batch, check_labels
+from benchmarks.training.session import Session, open_session
 from lbyl.errors import LbylError
-from lbyl.train.checkpoint import Store
-from lbyl.train.config import PRECISIONS, SCHEDULES, History, TrainConfig, learning_rate_at, require
-from lbyl.train.data import Data, Preparation, as_dataset, augment_batch, check_labels
-from lbyl.train.session import Session, open_session
 
 __all__ = [
     "PRECISIONS",

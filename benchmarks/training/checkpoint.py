@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
+from benchmarks.training.config import History, require
+from benchmarks.training.data import length
+from benchmarks.training.session import Session
 from lbyl.errors import LbylError
 from lbyl.runtime.files import telling
-from lbyl.train.config import History, require
-from lbyl.train.data import length
-from lbyl.train.session import Session
 
 STATE_VERSION = 1
 _INDIFFERENT = ("checkpoint_every", "eval_every", "eval_batch_size")  # to what is learned

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from lbyl.errors import LbylError
-from lbyl.train.config import TrainConfig, learning_rate_at, require
-from lbyl.train.data import (
+from benchmarks.training.config import TrainConfig, learning_rate_at, require
+from benchmarks.training.data import (
     Batches,
     Preparation,
     augment_batch,
@@ -24,6 +23,7 @@ from lbyl.train.data import (
     seed_of,
     training_batches,
 )
+from lbyl.errors import LbylError
 
 
 @dataclass

@@ -1,0 +1,5 @@
+"""Now `lbyl.app.deploy`."""
+
+from lbyl.moved import moved
+
+moved(__name__, "lbyl.app.deploy")
