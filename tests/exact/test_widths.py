@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,26 @@ def test_a_width_that_is_only_passed_on_is_pruned() -> None:
 def test_an_example_of_zeros_shows_it_too() -> None:
     model, x = build(READS["shape"])
     assert lbyl.trace(model, torch.zeros_like(x)).names == ["b"]
+
+
+class Dead(nn.Module):
+    """Four channels, of which two are dead, times their number."""
+
+    def __init__(self, dead: tuple[int, int]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
+        with torch.no_grad():
+            self.a.bias[list(dead)] = -100
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x).relu() * len(self.a.weight))
+        return out
+
+
+@pytest.mark.parametrize("dead", list(itertools.combinations(range(4), 2)))
+def test_a_width_is_found_whichever_channels_are_dead(dead: tuple[int, int]) -> None:
+    assert "a" in lbyl.trace(Dead(dead).eval(), torch.rand(5, 6) + 1).unprunable
 
 
 def test_a_network_that_draws_at_random_in_use_is_still_pruned() -> None:

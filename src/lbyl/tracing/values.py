@@ -308,11 +308,14 @@ def check_runs(slim: nn.Module, inputs: Inputs, graph: Graph, kept: Kept) -> Non
             )
 
 
-def some(graph: Graph, unit: Unit, width: float = 2 / 3, least: int = 1) -> Tensor:
+def some(
+    graph: Graph, unit: Unit, width: float = 2 / 3, least: int = 1, others: bool = False
+) -> Tensor:
     """An irregular choice of channels to keep, equally many of each block.
 
     Irregular, so that what only works by symmetry fails. Of each layer two channels stay: one
-    alone looks like something that is there once for all.
+    alone looks like something that is there once for all. With `others` those stay first that go
+    without: channels that are dead tell nothing.
     """
     generator = torch.Generator().manual_seed(unit.channels)
     block = torch.zeros(unit.channels).long() if unit.block is None else unit.block
@@ -320,14 +323,15 @@ def some(graph: Graph, unit: Unit, width: float = 2 / 3, least: int = 1) -> Tens
     for b in range(int(block.max()) + 1):
         members = torch.nonzero(block == b).reshape(-1)
         count = min(len(members), max(least, int(width * len(members) + 1e-9)))
-        kept.append(members[torch.randperm(len(members), generator=generator)[:count]])
+        order = torch.randperm(len(members), generator=generator)
+        kept.append(members[order[-count:] if others else order[:count]])
     return complete(graph, unit, torch.cat(kept).sort().values, least=2)
 
 
 def widths(graph: Graph, units: Sequence[Unit]) -> Iterator[dict[str, Tensor]]:
     """Channels to keep at two widths: most, and few."""
     yield {unit.name: some(graph, unit) for unit in units}
-    yield {unit.name: some(graph, unit, 1 / 8, 2) for unit in units}
+    yield {unit.name: some(graph, unit, 1 / 8, 2, others=True) for unit in units}
 
 
 @dataclass(frozen=True)
