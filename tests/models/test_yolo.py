@@ -129,3 +129,67 @@ def test_training_validation_and_export_go_on_with_the_slim_network(
     assert {n: x.shape for n, x in after.items()} == {n: x.shape for n, x in before.items()}
     assert any(not torch.equal(after[n].float(), x.float()) for n, x in before.items())
     assert 0 <= yolo.val(**options).box.map50 <= 1
+
+
+@pytest.fixture(scope="module", params=["yolo11n.yaml", "yolo26n.yaml"])
+def slim(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    """A slim network of the package's own recipes, and the file that it is kept in."""
+    network = resolve(f"ultralytics:{request.param}", input_shape=(SIZE,), classes=8)
+    torch.manual_seed(0)
+    result = lbyl.compress(network.model, network.example, 0.3, method="none", criterion="l2")
+    assert result.after.parameters < 0.9 * result.before.parameters
+    path = tmp_path_factory.mktemp("slim") / "yolo.pt"
+    as_yolo(result.model, path)
+    return path, result.model
+
+
+@pytest.mark.slow
+def test_a_slim_network_predicts_and_is_exported_by_the_package_alone(
+    slim: tuple[Path, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exporter puts `forward_split` in the place of `forward`."""
+    import onnxruntime
+    from ultralytics import YOLO
+
+    path, model = slim
+    monkeypatch.chdir(path.parent)
+    for yolo in (YOLO(str(path)), as_yolo(model, path.parent / "again.pt")):
+        assert len(yolo.predict(torch.rand(2, 3, SIZE, SIZE), imgsz=SIZE, verbose=False)) == 2
+        split = {m.c for m in yolo.model.modules() if hasattr(m, "forward_split")}
+        assert not split <= {16, 32, 64, 128}, "no such width was cut: this proves nothing"
+        x = torch.rand(1, 3, SIZE, SIZE)
+        with torch.no_grad():
+            expected = yolo.model.float().eval()(x)[0]
+        session = onnxruntime.InferenceSession(
+            yolo.export(format="onnx", imgsz=SIZE, verbose=False),
+            providers=["CPUExecutionProvider"],
+        )
+        found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+        assert found.shape == expected.shape
+        if getattr(yolo.model.model[-1], "end2end", False):  # which box comes first is rounding
+            apart = torch.cdist(found[0, :, :4], expected[0, :, :4])
+            assert len(apart) == 84 and float(apart.amin(1).max()) < 0.1
+        else:
+            torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_slim_network_of_the_package_is_measured_and_trained(
+    slim: tuple[Path, torch.nn.Module], drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ultralytics import YOLO
+
+    path, model = slim
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {
+        "data": str(drawn), "imgsz": SIZE, "device": "cpu", "workers": 0, "plots": False,
+        "verbose": False, "project": str(tmp_path / "runs"),
+    }  # fmt: skip
+    assert 0 <= YOLO(str(path)).val(**options).box.map50 <= 1
+    yolo = as_yolo(model, tmp_path / "slim.pt")
+    shapes = {name: x.shape for name, x in yolo.model.state_dict().items()}
+    yolo.train(epochs=1, batch=16, **options)
+    trained = {name: x.shape for name, x in yolo.model.state_dict().items()}
+    assert trained == shapes
+    exported = yolo.export(format="torchscript", imgsz=SIZE, device="cpu")
+    assert Path(exported).is_file()
