@@ -379,3 +379,30 @@ def test_statistics_that_memory_cannot_hold_wait_on_the_disk_and_serve_alike(
     assert list(lbyl.Statistics.load(tmp_path / "kept").moments) == list(whole.moments)
     del split
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+class Chooses(nn.Module):
+    """Large inputs go another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.usual, self.rare = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        out: Tensor = self.rare(h) if x.mean() > 100 else self.usual(h)
+        return out
+
+
+def test_statistics_serve_their_network_where_no_input_reaches_a_layer() -> None:
+    model, x = Chooses().eval(), torch.randn(4, 6)
+
+    def examples() -> Iterator[Any]:
+        return iter([x, x + 1000])
+
+    found = lbyl.prepare(model, examples(), data=16).statistics()
+    assert set(found.moments) == {"usual"}
+    result = lbyl.compress(model, examples(), 0.5, data=found)
+    assert "rare: it has no statistics: no input reaches it" in result.fallbacks
+    assert len(result.plan.kept["first"]) == 4

@@ -107,6 +107,9 @@ def flat(output: Any) -> list[Tensor]:
     return []
 
 
+NOTHING = 1e-8  # of an output that is smaller most is rounding: a mean over what was normalised
+
+
 def distance(a: Any, b: Any) -> float:
     """The largest relative difference of two outputs; infinite where only one of them has NaN."""
     first, second = flat(a), flat(b)
@@ -118,7 +121,7 @@ def distance(a: Any, b: Any) -> float:
         if x.numel():
             same = (x == y) | (x.isnan() & y.isnan())
             scale = max(float(v.nan_to_num(0, 0, 0).abs().max()) for v in (x, y))
-            off = float((x - y).abs().masked_fill(same, 0).max()) / max(scale, 1e-30)
+            off = float((x - y).abs().masked_fill(same, 0).max()) / max(scale, NOTHING)
             worst = max(worst, off if off == off else float("inf"))
     return worst
 
