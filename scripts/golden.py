@@ -97,8 +97,8 @@ def networks() -> dict[str, Callable[[], tuple[Any, Any]]]:
     def folded() -> tuple[Any, Any]:
         from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-        model, x = varied(*vision("resnet18", num_classes=10))
-        model.eval()
+        model, x = vision("resnet18", num_classes=10)
+        varied(model)
         for norm in [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]:
             name = next(n for n, m in model.named_modules() if m is norm)
             conv_name = name.replace("bn", "conv") if "bn" in name else name[:-1] + "0"
