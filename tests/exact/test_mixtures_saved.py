@@ -6,38 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lbyl
+from support.experts import EXPERTS, Experts
 
-EXPERTS, WIDTH, NEURONS = 3, 8, 8
-
-
-class Experts(nn.Module):
-    """All experts in two tensors, as Transformers have them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.intermediate_dim = NEURONS
-        self.gate_up_proj = nn.Parameter(torch.randn(EXPERTS, 2 * NEURONS, WIDTH))
-        self.down_proj = nn.Parameter(torch.randn(EXPERTS, WIDTH, NEURONS))
-        self.act_fn = nn.SiLU()
-
-    def forward(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        out = torch.zeros_like(hidden)
-        for i in range(EXPERTS):
-            token, place = torch.where(index == i)
-            gate, up = F.linear(hidden[token], self.gate_up_proj[i]).chunk(2, dim=-1)
-            found = F.linear(self.act_fn(gate) * up, self.down_proj[i])
-            out = out.index_add(0, token, found * weights[token, place, None])
-        return out
+WIDTH = 8
 
 
 class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.router, self.experts = nn.Linear(WIDTH, EXPERTS), Experts()
+        self.router, self.experts = nn.Linear(WIDTH, EXPERTS), Experts(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         weights, index = self.router(x).softmax(-1).topk(2, -1)

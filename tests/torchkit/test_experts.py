@@ -12,35 +12,16 @@ from torch import Tensor, nn
 
 import lbyl
 from support import quick
+from support.experts import EXPERTS, NEURONS, Experts
 
-EXPERTS, WIDTH, NEURONS = 3, 6, 8
-
-
-class Experts(nn.Module):
-    """As Transformers have them: only experts that a token is sent to run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.intermediate_dim = NEURONS
-        self.gate_up_proj = nn.Parameter(torch.randn(EXPERTS, 2 * NEURONS, WIDTH))
-        self.down_proj = nn.Parameter(torch.randn(EXPERTS, WIDTH, NEURONS))
-        self.act_fn = nn.SiLU()
-
-    def forward(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        out = torch.zeros_like(hidden)
-        for i in range(EXPERTS):
-            token, place = torch.where(index == i)
-            gate, up = F.linear(hidden[token], self.gate_up_proj[i]).chunk(2, dim=-1)
-            found = F.linear(self.act_fn(gate) * up, self.down_proj[i])
-            out = out.index_add(0, token, found * weights[token, place, None])
-        return out
+WIDTH = 6
 
 
 class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.router = nn.Linear(4, WIDTH), nn.Linear(WIDTH, EXPERTS)
-        self.experts, self.last = Experts(), nn.Linear(WIDTH, 3)
+        self.experts, self.last = Experts(WIDTH), nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)
