@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lbyl.app.export import check_onnx, export_onnx, onnx_feed, onnx_session, silence
+from lbyl.app.export import check_onnx, export_onnx, onnx_call, onnx_feed, onnx_session, silence
 from lbyl.errors import LbylError
 from lbyl.latency import Timing, running, take_turns
 from lbyl.runtime.files import whole_file
@@ -248,7 +248,7 @@ def measure_steps(
             if quick is not None:
                 runners[name, "compiled"] = _call(quick, inputs)
         for name, path in files.items():
-            runners[name, "ONNX Runtime"] = _session_run(path, inputs, threads)
+            runners[name, "ONNX Runtime"] = onnx_call(path, inputs, threads)
         timed = take_turns(runners, torch.device("cpu"), repeats)
     return [
         Step(name, runtime, _size(models, files, name, runtime), timing, told[name])
@@ -313,12 +313,6 @@ def _size(
 
 def _call(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
     return lambda: call_as_in_use(model, inputs)
-
-
-def _session_run(path: Path, inputs: Inputs, threads: int | None) -> Callable[[], object]:
-    session = onnx_session(path, threads)
-    feed = onnx_feed(session, inputs)
-    return lambda: session.run(None, feed)
 
 
 def _compiled(model: nn.Module, inputs: Inputs, name: str) -> nn.Module | None:

@@ -199,7 +199,12 @@ def _onnx_runner(
 ) -> Callable[[], object]:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     export_onnx(model, inputs, folder / "model.onnx")
-    session = onnx_session(folder / "model.onnx", threads)
+    return onnx_call(folder / "model.onnx", inputs, threads)
+
+
+def onnx_call(path: Path, inputs: Inputs, threads: int | None) -> Callable[[], object]:
+    """A function that runs a file once on inputs, in ONNX Runtime."""
+    session = onnx_session(path, threads)
     feed = onnx_feed(session, inputs)
     return lambda: session.run(None, feed)
 

@@ -52,7 +52,6 @@ class Restoration:
 
     model: nn.Module
     deliveries: dict[str, Delivery]  # unit → what was delivered, where one matrix describes it
-    weights: dict[str, UnitWeights]
     consumers: dict[str, Written]
     products: dict[str, float] = field(default_factory=dict)  # unit → error of its logits
 
@@ -110,7 +109,7 @@ def restore(
     # Of units whose consumers are all solved on their own the matrix by channel is not written.
     reported = deliveries if method.by_unit else {}
     slim = cut(model, values, attributes)
-    return Restoration(slim, reported, weights, written, products)
+    return Restoration(slim, reported, written, products)
 
 
 def _solved(

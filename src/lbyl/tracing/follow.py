@@ -106,7 +106,7 @@ def _heed_unreached(flow: Flow, model: nn.Module, unread: set[str]) -> None:
     handed something made of them.
     """
     frames = flow.record.frames
-    values_decide = any(call.op in LEAVES for call in flow.record.calls)
+    values_decide = bool(_deciding(flow.record))
     entered: set[str] = set()  # modules that no run has entered, by their outermost
     seen: dict[str, _Frame] = {}
     for name, owner, sizes in _unreached(model, unread, frames):

@@ -28,7 +28,7 @@ def clock(seconds: float) -> str:
 
 
 def columns() -> tuple[ProgressColumn, ...]:
-    """What a bar shows, in the library and on the command line."""
+    """What a bar on the command line shows."""
     return TextColumn("{task.description}"), BarColumn(WIDTH), Extent()
 
 
